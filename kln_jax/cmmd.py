@@ -1,0 +1,289 @@
+r"""The conditional maximum mean discrepancy (CMMD).
+
+Two labelled sets, s and t, give two kernel ridge regressions from features x to the
+feature map of labels y. The CMMD is the squared distance of the two conditional
+embedding operators in the reproducing-kernel Hilbert space,
+
+.. math::
+  \mathrm{CMMD} = \langle H_s, L_s\rangle + \langle H_t, L_t\rangle
+      - 2 \langle M, L_{st}\rangle,
+  \qquad H = \tilde K^{-1} K \tilde K^{-1},
+  \quad M = \tilde K_s^{-1} K_{ts}^\top \tilde K_t^{-1},
+  \quad \tilde K = K + \lambda I,
+
+where K are Gram matrices of features, L of labels, lambda is the ridge, and
+:math:`\langle\cdot,\cdot\rangle` the sum of elementwise products (Equations 3 and 4
+of arXiv 2008.10165). It is zero for equal sets in any order, symmetric in s and t,
+and non-negative up to rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.scipy.linalg import solve
+from jax.typing import ArrayLike
+
+from kln_jax.kernels import Kernel, as_float, gaussian_mixture, linear, matmul
+
+
+def cmmd(
+    x_s: ArrayLike,
+    y_s: ArrayLike,
+    x_t: ArrayLike,
+    y_t: ArrayLike,
+    *,
+    kernel: Kernel = gaussian_mixture((1, 3, 5, 7, 9)),
+    label_kernel: Kernel = linear,
+    ridge: float | Array = 0.1,
+) -> Array:
+    r"""CMMD between P(Y|X) of set s and P(Y|X) of set t.
+
+    With the linear label kernel, L = Y Y^T and only C right-hand sides are solved
+    for instead of n:
+
+    .. math::
+      A = \tilde K^{-1} Y, \qquad \mathrm{CMMD} = \langle A_s, K_s A_s\rangle
+          + \langle A_t, K_t A_t\rangle - 2 \langle A_t, K_{ts} A_s\rangle.
+
+    The function is compiled, differentiable in its four arrays, and works under
+    `jax.vmap`. Features and labels of any number type are computed in float32
+    (float64 if one of them is float64).
+
+    Args:
+      x_s: Features of set s, shape ``(n_s, d)``.
+      y_s: One-hot labels or class probabilities of set s, shape ``(n_s, C)``.
+      x_t: Features of set t, shape ``(n_t, d)``.
+      y_t: One-hot labels or class probabilities of set t, shape ``(n_t, C)``.
+      kernel: Kernel on features. A kernel that is made anew for each call and does
+        not compare equal is compiled anew.
+      label_kernel: Kernel on labels.
+      ridge: The regularisation lambda > 0, in units of the kernel.
+
+    Returns:
+      The CMMD, a float32 scalar (float64 if an argument is).
+
+    Raises:
+      ValueError: If shapes do not fit, or the ridge is not positive or is too small
+        for the precision of the arrays.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> x, y = jnp.array([[0.0], [4.0]]), jnp.eye(2)
+      >>> print(f"{cmmd(x, y, x, y):.4f} {cmmd(x, y, x, y[::-1]):.4f}")
+      0.0000 3.9519
+
+    References:
+      Equations 3 and 4 of arXiv 2008.10165; Ren et al., Conditional Generative
+      Moment-Matching Networks, arXiv 1606.04218.
+    """
+    arrays = dict(x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t)
+    shapes = {name: jnp.shape(array) for name, array in arrays.items()}
+    if not (
+        all(len(shape) == 2 and 0 not in shape for shape in shapes.values())
+        and shapes["x_s"][0] == shapes["y_s"][0]
+        and shapes["x_t"][0] == shapes["y_t"][0]
+        and shapes["x_s"][1] == shapes["x_t"][1]
+        and shapes["y_s"][1] == shapes["y_t"][1]
+    ):
+        raise ValueError(
+            "cmmd takes features (n_s, d), (n_t, d) and labels (n_s, C), (n_t, C), "
+            f"none empty, but got {_listed(shapes)}. Flatten features with "
+            "x.reshape(len(x), -1); give class numbers as jax.nn.one_hot(y, C)."
+        )
+    dtype = jnp.result_type(*(as_float(array) for array in arrays.values()))
+    _check_ridge(ridge, max(shapes["x_s"][0], shapes["x_t"][0]), dtype)
+    return _cmmd(
+        *(as_float(array).astype(dtype) for array in arrays.values()),
+        jnp.asarray(ridge, dtype),
+        kernel=kernel,
+        label_kernel=label_kernel,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("kernel", "label_kernel"))
+def _cmmd(
+    x_s: Array,
+    y_s: Array,
+    x_t: Array,
+    y_t: Array,
+    ridge: Array,
+    *,
+    kernel: Kernel,
+    label_kernel: Kernel,
+) -> Array:
+    K_s, K_t, K_ts = kernel(x_s, x_s), kernel(x_t, x_t), kernel(x_t, x_s)
+    if label_kernel is not linear:
+        L_s, L_t = label_kernel(y_s, y_s), label_kernel(y_t, y_t)
+        return _trace(K_s, K_t, K_ts, L_s, L_t, label_kernel(y_s, y_t), ridge)
+    A_s, A_t = _solve_both((K_s, y_s), (K_t, y_t), ridge)
+    # Grouped so that equal sets cancel before the sum, not after it.
+    excess_s = matmul(K_s, A_s) - matmul(K_ts.T, A_t)
+    excess_t = matmul(K_t, A_t) - matmul(K_ts, A_s)
+    return jnp.sum(A_s * excess_s) + jnp.sum(A_t * excess_t)
+
+
+def cmmd_from_grams(
+    K_s: ArrayLike,
+    K_t: ArrayLike,
+    K_ts: ArrayLike,
+    L_s: ArrayLike,
+    L_t: ArrayLike,
+    L_st: ArrayLike,
+    *,
+    ridge: float | Array,
+) -> Array:
+    r"""CMMD from Gram matrices, in the trace form.
+
+    .. math::
+      \mathrm{tr}(H_s L_s) + \mathrm{tr}(H_t L_t)
+          - 2\,\mathrm{tr}(\tilde K_s^{-1} K_{ts}^\top \tilde K_t^{-1} L_{st}^\top)
+
+    Equation 5 of the paper prints :math:`L_{ts}` in the cross term; the trace is
+    defined for :math:`L_{st}^\top`, which is meant.
+
+    Args:
+      K_s: Gram matrix of the features of set s, shape ``(n_s, n_s)``.
+      K_t: Gram matrix of the features of set t, shape ``(n_t, n_t)``.
+      K_ts: Gram matrix of the features of t and s, shape ``(n_t, n_s)``.
+      L_s: Gram matrix of the labels of set s, shape ``(n_s, n_s)``.
+      L_t: Gram matrix of the labels of set t, shape ``(n_t, n_t)``.
+      L_st: Gram matrix of the labels of s and t, shape ``(n_s, n_t)``.
+      ridge: The regularisation lambda > 0, in units of K.
+
+    Returns:
+      The CMMD, a float32 scalar (float64 if an argument is).
+
+    Raises:
+      ValueError: If shapes do not fit, or the ridge is not positive or is too small
+        for the precision of the arrays.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> I, J = jnp.eye(2), jnp.eye(2)[::-1]
+      >>> print(f"{cmmd_from_grams(I, I, I, I, I, J, ridge=0.1):.4f}")
+      3.3058
+
+    References:
+      Equations 3 to 5 of arXiv 2008.10165.
+    """
+    arrays = dict(K_s=K_s, K_t=K_t, K_ts=K_ts, L_s=L_s, L_t=L_t, L_st=L_st)
+    shapes = {name: jnp.shape(array) for name, array in arrays.items()}
+    n_s, n_t = (shapes[name][0] if shapes[name] else 0 for name in ("K_s", "K_t"))
+    expected = dict(K_s=(n_s, n_s), K_t=(n_t, n_t), K_ts=(n_t, n_s))
+    expected |= dict(L_s=(n_s, n_s), L_t=(n_t, n_t), L_st=(n_s, n_t))
+    if shapes != expected or not n_s or not n_t:
+        raise ValueError(
+            "cmmd_from_grams takes K_s, L_s (n_s, n_s); K_t, L_t (n_t, n_t); K_ts "
+            f"(n_t, n_s); L_st (n_s, n_t), none empty, but got {_listed(shapes)}."
+        )
+    dtype = jnp.result_type(*(as_float(array) for array in arrays.values()))
+    _check_ridge(ridge, max(n_s, n_t), dtype)
+    return _trace(
+        *(as_float(array).astype(dtype) for array in arrays.values()),
+        jnp.asarray(ridge, dtype),
+    )
+
+
+@jax.jit
+def _trace(
+    K_s: Array,
+    K_t: Array,
+    K_ts: Array,
+    L_s: Array,
+    L_t: Array,
+    L_st: Array,
+    ridge: Array,
+) -> Array:
+    n_s, n_t = L_st.shape
+    # One factorisation a Gram: all its right-hand sides are solved for together.
+    solved_s, solved_t = _solve_both(
+        (K_s, jnp.concatenate([K_s, L_s, K_ts.T], axis=1)),
+        (K_t, jnp.concatenate([K_t, L_t, L_st.T], axis=1)),
+        ridge,
+    )
+    P_s, Q_s, R_s = jnp.split(solved_s, [n_s, 2 * n_s], axis=1)
+    P_t, Q_t, R_t = jnp.split(solved_t, [n_t, 2 * n_t], axis=1)
+    cross = jnp.sum(R_s * R_t.T)
+    # tr(H L) = tr(K~^-1 K K~^-1 L) = tr(P Q).
+    return (jnp.sum(P_s * Q_s.T) - cross) + (jnp.sum(P_t * Q_t.T) - cross)
+
+
+def weight_matrix(K: ArrayLike, *, ridge: float | Array) -> Array:
+    r"""The matrix that weighs pairs of labels in the CMMD.
+
+    .. math:: H = \tilde K^{-1} K \tilde K^{-1}, \qquad \tilde K = K + \lambda I
+
+    It is what the paper's heat maps show.
+
+    Args:
+      K: Gram matrix of features, shape ``(n, n)``.
+      ridge: The regularisation lambda > 0, in units of K.
+
+    Returns:
+      H, shape ``(n, n)``, float32 (float64 if K is).
+
+    Raises:
+      ValueError: If K is not square, or the ridge is not positive or is too small
+        for the precision of K.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> weight_matrix(jnp.eye(2), ridge=1.0).round(3)
+      Array([[0.25, 0.  ],
+             [0.  , 0.25]], dtype=float32)
+
+    References:
+      Section 5 of arXiv 2008.10165.
+    """
+    K = as_float(K)
+    if K.ndim != 2 or K.shape[0] != K.shape[1] or not K.size:
+        raise ValueError(f"weight_matrix takes a Gram matrix (n, n), got {K.shape}.")
+    _check_ridge(ridge, len(K), K.dtype)
+    return _weight_matrix(K, jnp.asarray(ridge, K.dtype))
+
+
+@jax.jit
+def _weight_matrix(K: Array, ridge: Array) -> Array:
+    H = _solve(K, _solve(K, K, ridge).T, ridge)
+    return 0.5 * (H + H.T)  # Symmetric, as it is without rounding.
+
+
+def _solve_both(
+    s: tuple[Array, Array], t: tuple[Array, Array], ridge: Array
+) -> tuple[Array, Array]:
+    """Solves K~ A = B for the pairs (K, B) of s and t, as one batch if they fit."""
+    if s[0].shape == t[0].shape and s[1].shape == t[1].shape:
+        K, B = (jnp.stack(pair) for pair in zip(s, t, strict=True))
+        A = jax.vmap(_solve, in_axes=(0, 0, None))(K, B, ridge)
+        return A[0], A[1]
+    return _solve(*s, ridge), _solve(*t, ridge)
+
+
+def _solve(K: Array, B: Array, ridge: Array) -> Array:
+    """Solves (K + ridge I) A = B by one Cholesky factorisation."""
+    K_tilde = K + ridge * jnp.eye(len(K), dtype=K.dtype)
+    return solve(K_tilde, B, assume_a="pos")
+
+
+def _check_ridge(ridge: float | Array, n: int, dtype: jnp.dtype) -> None:
+    """Refuses a ridge with which the Cholesky factor of K~ would be noise."""
+    if isinstance(ridge, jax.core.Tracer):  # Its value is not known yet.
+        return
+    if jnp.ndim(ridge) or not 0.0 < float(ridge) < float("inf"):
+        raise ValueError(f"ridge={ridge} must be a positive, finite number.")
+    # Rounding moves the eigenvalues of a Gram matrix of n unit entries by up to this.
+    bound = n * float(jnp.finfo(dtype).eps)
+    if float(ridge) < bound:
+        raise ValueError(
+            f"ridge={float(ridge):g} is below n * eps = {bound:.2g}, the rounding "
+            f"error of {n} x {n} Gram matrices in {jnp.dtype(dtype).name}. Use a "
+            "larger ridge, such as 0.1, or float64 arrays with jax_enable_x64."
+        )
+
+
+def _listed(shapes: dict[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in shapes.items())

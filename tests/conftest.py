@@ -1,0 +1,16 @@
+"""What holds for every test: CPU with eight devices, strict dtypes and ranks."""
+
+import os
+
+# Before JAX looks for devices: tests of parallelism need several, and the
+# others run on the first of them.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+
+import jax
+
+# A silent promotion is how float64 or a transposed vector gets in unseen.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
