@@ -27,7 +27,7 @@ from jax import Array
 from jax.scipy.linalg import solve
 from jax.typing import ArrayLike
 
-from kln_jax.kernels import Kernel, as_float, gaussian_mixture, linear, matmul
+from kln_jax.kernels import Kernel, as_floats, gaussian_mixture, linear, matmul
 
 
 def cmmd(
@@ -47,7 +47,11 @@ def cmmd(
 
     .. math::
       A = \tilde K^{-1} Y, \qquad \mathrm{CMMD} = \langle A_s, K_s A_s\rangle
-          + \langle A_t, K_t A_t\rangle - 2 \langle A_t, K_{ts} A_s\rangle.
+          + \langle A_t, K_t A_t\rangle - 2 \langle A_t, K_{ts} A_s\rangle
+          = \langle D, K D\rangle,
+      \quad D = \begin{pmatrix} A_s \\ -A_t \end{pmatrix},
+
+    with K of all points of s and t.
 
     The function is compiled, differentiable in its four arrays, and works under
     `jax.vmap`. Features and labels of any number type are computed in float32
@@ -94,13 +98,11 @@ def cmmd(
             f"none empty, but got {_listed(shapes)}. Flatten features with "
             "x.reshape(len(x), -1); give class numbers as jax.nn.one_hot(y, C)."
         )
-    dtype = jnp.result_type(*(as_float(array) for array in arrays.values()))
-    _check_ridge(ridge, max(shapes["x_s"][0], shapes["x_t"][0]), dtype)
+    floats = as_floats(*arrays.values())
+    dtype = floats[0].dtype
+    check_ridge(ridge, max(shapes["x_s"][0], shapes["x_t"][0]), dtype)
     return _cmmd(
-        *(as_float(array).astype(dtype) for array in arrays.values()),
-        jnp.asarray(ridge, dtype),
-        kernel=kernel,
-        label_kernel=label_kernel,
+        *floats, jnp.asarray(ridge, dtype), kernel=kernel, label_kernel=label_kernel
     )
 
 
@@ -115,15 +117,19 @@ def _cmmd(
     kernel: Kernel,
     label_kernel: Kernel,
 ) -> Array:
-    K_s, K_t, K_ts = kernel(x_s, x_s), kernel(x_t, x_t), kernel(x_t, x_s)
+    n = len(x_s)
+    x = jnp.concatenate([x_s, x_t])
+    # From one Gram matrix of all points: equal points of s and t have equal rows in
+    # it, to the last bit, so that what should cancel does.
+    K = kernel(x, x)
+    K_s, K_t, K_ts = K[:n, :n], K[n:, n:], K[n:, :n]
     if label_kernel is not linear:
-        L_s, L_t = label_kernel(y_s, y_s), label_kernel(y_t, y_t)
-        return _trace(K_s, K_t, K_ts, L_s, L_t, label_kernel(y_s, y_t), ridge)
+        y = jnp.concatenate([y_s, y_t])
+        L = label_kernel(y, y)
+        return _trace(K_s, K_t, K_ts, L[:n, :n], L[n:, n:], L[:n, n:], ridge)
     A_s, A_t = _solve_both((K_s, y_s), (K_t, y_t), ridge)
-    # Grouped so that equal sets cancel before the sum, not after it.
-    excess_s = matmul(K_s, A_s) - matmul(K_ts.T, A_t)
-    excess_t = matmul(K_t, A_t) - matmul(K_ts, A_s)
-    return jnp.sum(A_s * excess_s) + jnp.sum(A_t * excess_t)
+    difference = jnp.concatenate([A_s, -A_t])
+    return jnp.sum(difference * matmul(K, difference))
 
 
 def cmmd_from_grams(
@@ -180,12 +186,9 @@ def cmmd_from_grams(
             "cmmd_from_grams takes K_s, L_s (n_s, n_s); K_t, L_t (n_t, n_t); K_ts "
             f"(n_t, n_s); L_st (n_s, n_t), none empty, but got {_listed(shapes)}."
         )
-    dtype = jnp.result_type(*(as_float(array) for array in arrays.values()))
-    _check_ridge(ridge, max(n_s, n_t), dtype)
-    return _trace(
-        *(as_float(array).astype(dtype) for array in arrays.values()),
-        jnp.asarray(ridge, dtype),
-    )
+    floats = as_floats(*arrays.values())
+    check_ridge(ridge, max(n_s, n_t), floats[0].dtype)
+    return _trace(*floats, jnp.asarray(ridge, floats[0].dtype))
 
 
 @jax.jit
@@ -239,10 +242,10 @@ def weight_matrix(K: ArrayLike, *, ridge: float | Array) -> Array:
     References:
       Section 5 of arXiv 2008.10165.
     """
-    K = as_float(K)
+    (K,) = as_floats(K)
     if K.ndim != 2 or K.shape[0] != K.shape[1] or not K.size:
         raise ValueError(f"weight_matrix takes a Gram matrix (n, n), got {K.shape}.")
-    _check_ridge(ridge, len(K), K.dtype)
+    check_ridge(ridge, len(K), K.dtype)
     return _weight_matrix(K, jnp.asarray(ridge, K.dtype))
 
 
@@ -269,7 +272,7 @@ def _solve(K: Array, B: Array, ridge: Array) -> Array:
     return solve(K_tilde, B, assume_a="pos")
 
 
-def _check_ridge(ridge: float | Array, n: int, dtype: jnp.dtype) -> None:
+def check_ridge(ridge: float | Array, n: int, dtype: jnp.dtype) -> None:
     """Refuses a ridge with which the Cholesky factor of K~ would be noise."""
     if isinstance(ridge, jax.core.Tracer):  # Its value is not known yet.
         return

@@ -22,14 +22,17 @@ class Kernel(Protocol):
         """Returns the Gram matrix of the rows of ``a`` and the rows of ``b``."""
 
 
-def as_float(x: ArrayLike) -> Array:
-    """Returns ``x`` in float32, or in float64 where it is float64 already.
+def as_floats(*arrays: ArrayLike) -> tuple[Array, ...]:
+    """Returns the arrays in float32, or in float64 if one of them is.
 
     Kernel algebra needs float32 at least: with bfloat16 or TF32 features the Gram
     matrices lose positive definiteness.
     """
-    x = jnp.asarray(x)
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    converted = [jnp.asarray(array) for array in arrays]
+    wide = any(array.dtype == jnp.float64 for array in converted)
+    return tuple(
+        array.astype(jnp.float64 if wide else jnp.float32) for array in converted
+    )
 
 
 def matmul(a: Array, b: Array) -> Array:
@@ -39,14 +42,13 @@ def matmul(a: Array, b: Array) -> Array:
 
 def _vectors(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
     """Returns ``a`` and ``b`` as two sets of vectors of one length and dtype."""
-    a, b = as_float(a), as_float(b)
+    a, b = as_floats(a, b)
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
         raise ValueError(
             "A kernel takes two sets of vectors, (n, d) and (m, d), but got shapes "
             f"{a.shape} and {b.shape}. Flatten images with x.reshape(len(x), -1)."
         )
-    dtype = jnp.promote_types(a.dtype, b.dtype)
-    return a.astype(dtype), b.astype(dtype)
+    return a, b
 
 
 def squared_distances(a: ArrayLike, b: ArrayLike) -> Array:
@@ -55,7 +57,9 @@ def squared_distances(a: ArrayLike, b: ArrayLike) -> Array:
     .. math:: D_{ij} = \|a_i - b_j\|^2 = \|a_i\|^2 + \|b_j\|^2 - 2 a_i^\top b_j
 
     The rows are centred first, so that the expansion keeps its precision far from
-    the origin, and rounding below zero is clipped. No ``(n, m, d)`` array is formed.
+    the origin, and rounding below zero is clipped. What remains is a rounding error
+    of the order of float32's epsilon (1e-7) times the largest squared distance from
+    the centre. No ``(n, m, d)`` array is formed.
 
     Args:
       a: Vectors, shape ``(n, d)``.

@@ -2,11 +2,13 @@
 
 import os
 
-# Before JAX looks for devices: tests of parallelism need several, and the
-# others run on the first of them.
+# Before JAX looks for devices: tests of parallelism need several, and the others
+# run on the first of them. Compiling takes most of the time of these tests, on small
+# arrays; without LLVM's optimisation it takes a third.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
 
 import jax
