@@ -1,0 +1,135 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kln_jax import networks
+
+SHAPES = {"mnist": (28, 28, 1), "conv_large": (32, 32, 3)}
+
+
+def _variables(model, image_shape):
+    init = jax.jit(lambda key: model.init(key, jnp.zeros((2, *image_shape))))
+    return init(jax.random.key(0))
+
+
+def _abstract_params(network):
+    model = networks.build(network, image_shape=SHAPES[network], num_classes=10)
+    return jax.eval_shape(lambda: _variables(model, SHAPES[network]))["params"]
+
+
+def _count(tree):
+    return sum(np.prod(leaf.shape, dtype=int) for leaf in jax.tree.leaves(tree))
+
+
+def test_mnist_network_has_the_papers_layers():
+    params = _abstract_params("mnist")
+    kernels = [
+        params[part][layer]["kernel"].shape
+        for part, name in (("encoder", "Conv"), ("decoder", "ConvTranspose"))
+        for layer in (f"{name}_{i}" for i in range(4))
+    ]
+    assert kernels == [
+        (4, 4, 1, 64),
+        (4, 4, 64, 128),
+        (7, 7, 128, 1024),
+        (1, 1, 1024, 128),
+        (1, 1, 128, 1024),
+        (7, 7, 1024, 128),
+        (4, 4, 128, 64),
+        (4, 4, 64, 1),
+    ]
+    assert _count(params) == 13_377_739
+
+
+def test_conv_large_network_has_nine_layers_and_four_deconvolutions():
+    params = _abstract_params("conv_large")
+    encoder = [params["encoder"][f"Conv_{i}"]["kernel"].shape for i in range(9)]
+    assert encoder == [
+        (3, 3, 3, 128),
+        (3, 3, 128, 128),
+        (3, 3, 128, 128),
+        (3, 3, 128, 256),
+        (3, 3, 256, 256),
+        (3, 3, 256, 256),
+        (3, 3, 256, 512),
+        (1, 1, 512, 256),
+        (1, 1, 256, 128),
+    ]
+    decoder = [
+        params["decoder"][f"ConvTranspose_{i}"]["kernel"].shape for i in range(4)
+    ]
+    assert decoder == [
+        (4, 4, 128, 512),
+        (4, 4, 512, 256),
+        (4, 4, 256, 128),
+        (4, 4, 128, 3),
+    ]
+    assert _count(params["encoder"]) == 3_120_512
+
+
+@pytest.mark.parametrize("network", SHAPES)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@jax.numpy_dtype_promotion("standard")  # Which linen's BatchNorm needs for bfloat16.
+def test_outputs_are_float32_images_in_the_unit_interval(network, dtype):
+    shape = SHAPES[network]
+    model = networks.build(
+        network, image_shape=shape, num_classes=7, width=0.05, dtype=dtype
+    )
+    variables = _variables(model, shape)
+    images = jax.random.uniform(jax.random.key(1), (3, *shape))
+    outputs = jax.jit(model.apply)(variables, images)
+    assert outputs.z.shape == (3, 128)
+    assert outputs.reconstruction.shape == images.shape
+    assert outputs.logits.shape == (3, 7)
+    assert {output.dtype for output in outputs} == {jnp.dtype(jnp.float32)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {
+        jnp.dtype(jnp.float32)
+    }
+    assert 0 <= outputs.reconstruction.min() <= outputs.reconstruction.max() <= 1
+
+
+def test_batch_statistics_follow_with_a_tenth_and_are_used_in_evaluation():
+    model = networks.build("mnist", image_shape=(28, 28, 1), num_classes=3, width=0.05)
+    variables = _variables(model, (28, 28, 1))
+    images = jax.random.uniform(jax.random.key(1), (8, 28, 28, 1))
+    apply = jax.jit(model.apply, static_argnames=("train", "mutable"))
+    _, updated = apply(variables, images, train=True, mutable=("batch_stats",))
+    var = updated["batch_stats"]["encoder"]["_Normalised_2"]["BatchNorm_0"]["var"]
+    # 0.9 of the initial 1, and a tenth of this batch's.
+    assert ((var > 0.9) & (var < 1.0)).any()
+    before = apply(variables, images).z
+    after = apply({**variables, **updated}, images).z
+    assert np.abs(before - after).max() > 1e-3
+
+
+def test_dropout_masks_belong_to_positions():
+    model = networks.build(
+        "conv_large", image_shape=(32, 32, 3), num_classes=3, width=0.05
+    )
+    variables = _variables(model, (32, 32, 3))
+    image = jax.random.uniform(jax.random.key(1), (1, 32, 32, 3))
+    images = jnp.tile(image, (4, 1, 1, 1))
+
+    @jax.jit
+    def embed(positions):
+        outputs, _ = model.apply(
+            variables,
+            images,
+            positions,
+            train=True,
+            rngs={"dropout": jax.random.key(2)},
+            mutable=["batch_stats"],
+        )
+        return outputs.z
+
+    z = embed(jnp.array([5, 6, 7, 5]))
+    np.testing.assert_allclose(z[0], z[3], rtol=1e-5, atol=1e-5)
+    assert np.abs(z[0] - z[1]).max() > 1e-2
+
+
+def test_images_of_another_size_are_refused():
+    with pytest.raises(ValueError, match=r"28x28 pixels, but the data set has 32x32"):
+        networks.build("mnist", image_shape=(32, 32, 3), num_classes=10)
+    with pytest.raises(ValueError, match=r"network='resnet' must be one of"):
+        networks.build("resnet", image_shape=(32, 32, 3), num_classes=10)

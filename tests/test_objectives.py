@@ -1,0 +1,92 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kln_jax import cmmd, gaussian_mixture, linear, objectives
+
+
+def test_reconstruction_error_sums_pixels_and_averages_images():
+    x = jnp.zeros((3, 2, 2, 1)).at[0].set(1.0).at[1, 0, 0].set(2.0)
+    error = objectives.reconstruction_error(x, jnp.zeros_like(x))
+    np.testing.assert_allclose(error, (4 * 1.0 + 4.0) / 3, rtol=1e-6)
+    mean = objectives.reconstruction_error(x, jnp.zeros_like(x), reduction="mean")
+    np.testing.assert_allclose(mean, error / 4, rtol=1e-6)
+
+
+def test_reconstruction_error_refuses_another_reduction():
+    x = jnp.zeros((1, 2, 2, 1))
+    with pytest.raises(ValueError, match=r"reconstruction_reduction='max' must be"):
+        objectives.reconstruction_error(x, x, reduction="max")
+
+
+def test_confidence_is_entropy_plus_cross_entropy_with_the_uniform_prior():
+    p = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]])
+    expected = -(p * np.log(p)).sum(1).mean() - np.log(p.mean(0)).mean()
+    np.testing.assert_allclose(
+        objectives.confidence(jnp.float32(np.log(p) + 5.0)), expected, rtol=1e-6
+    )
+
+
+def test_confidence_is_least_for_sure_and_balanced_predictions():
+    sure = 50.0 * jnp.eye(4)
+    np.testing.assert_allclose(objectives.confidence(sure), np.log(4), rtol=1e-6)
+    assert objectives.confidence(sure[jnp.array([0, 0, 1, 2])]) > np.log(4) + 1
+    assert objectives.confidence(0.01 * sure) > np.log(4) + 0.5
+
+
+def test_confidence_of_extreme_scores_is_finite_with_its_gradient():
+    for logits in (1e4 * jnp.eye(3), jnp.full((3, 3), -1e4)):
+        value, gradient = jax.value_and_grad(objectives.confidence)(logits)
+        assert np.isfinite(value)
+        assert np.isfinite(gradient).all()
+
+
+@pytest.fixture
+def batch():
+    rng = np.random.default_rng(0)
+    z = jnp.float32(rng.normal(size=(2, 12, 4)))
+    y = jax.nn.one_hot(rng.integers(0, 3, 12), 3)
+    return z[0], y, z[1], jnp.float32(rng.normal(size=(12, 3)))
+
+
+def test_kln_objective_is_the_weighted_sum_of_its_terms(batch):
+    kernel = gaussian_mixture((1, 3))
+    loss, terms = objectives.kln_objective(
+        *batch,
+        jnp.float32(7.0),
+        kernel=kernel,
+        label_kernel=linear,
+        ridge=0.2,
+        reconstruction_weight=0.1,
+        confidence_weight=2.0,
+    )
+    z_s, y_s, z_t, logits_t = batch
+    p_t = jax.nn.softmax(logits_t)
+    expected = {
+        "cmmd": cmmd(z_s, y_s, z_t, p_t, kernel=kernel, ridge=0.2),
+        "reconstruction": 7.0,
+        "confidence": objectives.confidence(logits_t),
+    }
+    assert terms.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(terms[name], value, rtol=1e-6)
+        assert terms[name] > 0
+    np.testing.assert_allclose(
+        loss, terms["cmmd"] + 0.7 + 2 * terms["confidence"], rtol=1e-6
+    )
+
+
+def test_a_term_without_weight_cannot_spoil_the_loss(batch):
+    loss, terms = objectives.kln_objective(
+        *batch,
+        jnp.float32(jnp.nan),
+        kernel=gaussian_mixture(),
+        label_kernel=linear,
+        ridge=0.1,
+        reconstruction_weight=0.0,
+        confidence_weight=0.0,
+    )
+    np.testing.assert_allclose(loss, terms["cmmd"])
+    assert np.isfinite(loss)
+    assert np.isnan(terms["reconstruction"])
