@@ -5,7 +5,8 @@ the linen layers of the same name. Only the lowering differs: where a convolutio
 plain matrix product, or a product after a rearrangement, it is written as one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 Padding = str | Sequence[tuple[int, int]]
+Pads = tuple[tuple[int, int], tuple[int, int]]
 
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
@@ -28,6 +30,9 @@ def conv(
 ) -> Array:
     """Convolution without bias, equal to `lax.conv_general_dilated` on NHWC.
 
+    On CPU a window that steps by one pixel has no forward-mode derivative (`jax.jvp`)
+    unless it is 1 x 1 or as large as the image.
+
     Args:
       x: images (n, h, w, c_in).
       kernel: weights (kh, kw, c_in, c_out).
@@ -36,15 +41,31 @@ def conv(
 
     Returns:
       Images (n, h', w', c_out).
+
+    Raises:
+      ValueError: if `x` is no batch of images with the kernel's channels, or the
+        padding is not one of the above.
     """
+    _check_images(x, kernel)
     kh, kw, c_in, c_out = kernel.shape
     n, h, w, _ = x.shape
     pads = _conv_pads((h, w), (kh, kw), strides, padding)
-    unpadded = pads == [(0, 0), (0, 0)]
+    unpadded = pads == ((0, 0), (0, 0))
     if unpadded and (kh, kw) == (h, w):
-        return (x.reshape(n, -1) @ kernel.reshape(-1, c_out)).reshape(n, 1, 1, c_out)
+        y = x.reshape(n, kh * kw * c_in) @ kernel.reshape(-1, c_out)
+        return y.reshape(n, 1, 1, c_out)
     if unpadded and (kh, kw) == (1, 1) and strides == (1, 1):
-        return x @ kernel[0, 0]
+        return _product(x, kernel[0, 0])
+    if _products_beat_convolutions():
+        if strides == (1, 1):
+            return _unit_stride_conv(*_equally_varying(x, kernel), pads)
+        if (
+            strides == (2, 2)
+            and (kh, kw) == (4, 4)
+            and pads == ((1, 1), (1, 1))
+            and w % 2 == 0
+        ):
+            return _halving_conv(x, kernel)
     return lax.conv_general_dilated(
         x, kernel, strides, pads, dimension_numbers=_DIMENSIONS
     )
@@ -60,9 +81,12 @@ def conv_transpose(
     """Transposed convolution without bias, equal to `lax.conv_transpose` on NHWC.
 
     The input is spread with `strides` - 1 zeros between its pixels, padded, and
-    correlated with the kernel. PyTorch's ConvTranspose2d(4, stride=2, padding=1),
-    which doubles the side, is strides=(2, 2) and padding=((2, 2), (2, 2)), with the
-    kernel flipped along both sides.
+    correlated with the kernel: with top padding p,
+
+      out[s i + p - k] += x[i] kernel[k]   along h, and likewise along w.
+
+    PyTorch's ConvTranspose2d(4, stride=2, padding=1), which doubles the side, is
+    strides=(2, 2) and padding=((2, 2), (2, 2)) with the kernel flipped in h and w.
 
     Args:
       x: images (n, h, w, c_in).
@@ -73,40 +97,185 @@ def conv_transpose(
 
     Returns:
       Images (n, h', w', c_out).
+
+    Raises:
+      ValueError: if `x` is no batch of images with the kernel's channels, or the
+        padding is not one of the above.
     """
-    kh, kw, _, c_out = kernel.shape
+    _check_images(x, kernel)
+    kh, kw, c_in, c_out = kernel.shape
     n, h, w, _ = x.shape
     pads = _conv_transpose_pads((kh, kw), strides, padding)
-    full = [(kh - 1, kh - 1), (kw - 1, kw - 1)]
-    if pads == full and (h, w) == (1, 1):
-        y = jnp.einsum("nc,hwco->nhwo", x.reshape(n, -1), kernel)
-        return jnp.flip(y, (1, 2))
+    full = ((kh - 1, kh - 1), (kw - 1, kw - 1))
     if pads == full and (kh, kw) == (1, 1) and strides == (1, 1):
-        return x @ kernel[0, 0]
-    if strides == (2, 2) and (kh, kw) == (4, 4) and pads == [(2, 2), (2, 2)]:
-        return _double(x, kernel)
+        return _product(x, kernel[0, 0])
+    if pads == full and (h, w) == (1, 1):
+        # With the input channels last, the product and its two gradients all read
+        # this one rearranged copy of the kernel.
+        weights = kernel.reshape(-1, c_in, c_out).transpose(0, 2, 1)
+        y = x.reshape(n, c_in) @ weights.reshape(-1, c_in).T
+        return jnp.flip(y.reshape(n, kh, kw, c_out), (1, 2))
+    if (
+        _products_beat_convolutions()
+        and strides == (2, 2)
+        and (kh, kw) == (4, 4)
+        and pads == ((2, 2), (2, 2))
+    ):
+        return _doubling_conv_transpose(x, kernel)
     return lax.conv_transpose(x, kernel, strides, pads, dimension_numbers=_DIMENSIONS)
 
 
-def _double(x: Array, kernel: Array) -> Array:
-    """Transposed convolution 4x4, stride 2, padding (2, 2): product and overlap-add."""
+def max_pool(x: Array) -> Array:
+    """Maximum over 2 x 2 windows that do not overlap.
+
+    Where several values of a window share the maximum, its gradient is divided
+    equally among them (`flax.linen.max_pool` gives it all to the first).
+
+    Args:
+      x: images (n, h, w, c), h and w even.
+
+    Returns:
+      Images (n, h / 2, w / 2, c).
+
+    Raises:
+      ValueError: if h or w is odd.
+    """
+    n, h, w, c = x.shape
+    if h % 2 or w % 2:
+        raise ValueError(
+            f"images are {h} x {w}, but max_pool needs even sides; pad or crop them"
+        )
+    return x.reshape(n, h // 2, 2, w // 2, 2, c).max((2, 4))
+
+
+def _products_beat_convolutions() -> bool:
+    # XLA:CPU runs the gradients of convolutions many times slower than the products
+    # they equal, most of all inside a compiled loop. On other devices convolutions
+    # are the safe choice.
+    return jax.default_backend() == "cpu"
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _unit_stride_conv(x: Array, kernel: Array, pads: Pads) -> Array:
+    return lax.conv_general_dilated(
+        x, kernel, (1, 1), pads, dimension_numbers=_DIMENSIONS
+    )
+
+
+def _unit_stride_conv_forward(
+    x: Array, kernel: Array, pads: Pads
+) -> tuple[Array, tuple[Array, Array]]:
+    return _unit_stride_conv(x, kernel, pads), (x, kernel)
+
+
+def _unit_stride_conv_backward(
+    pads: Pads, residuals: tuple[Array, Array], dy: Array
+) -> tuple[Array, Array]:
+    """Gradients as one forward convolution and one product for each tap.
+
+    Autodiff of the windows as one array would keep kh * kw copies of the images.
+    """
+    x, kernel = residuals
+    kh, kw, c_in, c_out = kernel.shape
+    _, h, w, _ = dy.shape
+    (top, bottom), (left, right) = pads
+    back = (
+        (kh - 1 - top, kh - 1 - bottom),
+        (kw - 1 - left, kw - 1 - right),
+    )
+    dx = _unit_stride_conv(dy, jnp.flip(kernel, (0, 1)).transpose(0, 1, 3, 2), back)
+    padded = jnp.pad(x, ((0, 0), *pads, (0, 0)))
+    taps = [
+        padded[:, i : i + h, j : j + w].reshape(-1, c_in).T @ dy.reshape(-1, c_out)
+        for i in range(kh)
+        for j in range(kw)
+    ]
+    return dx, jnp.stack(taps).reshape(kernel.shape)
+
+
+_unit_stride_conv.defvjp(_unit_stride_conv_forward, _unit_stride_conv_backward)
+
+
+def _equally_varying(x: Array, kernel: Array) -> tuple[Array, Array]:
+    """Marks both as varying over the axes of a shard_map over which either does.
+
+    A custom derivative must return gradients that vary as its arguments do; the mark
+    makes JAX sum the gradient of a replicated kernel over the devices.
+    """
+    varying = [jax.typeof(a).manual_axis_type.varying for a in (x, kernel)]
+    x, kernel = (
+        lax.pcast(a, tuple(other - own), to="varying") if other - own else a
+        for a, own, other in zip((x, kernel), varying, varying[::-1], strict=True)
+    )
+    return x, kernel
+
+
+def _product(x: Array, weights: Array) -> Array:
+    # On two axes, since XLA:CPU runs the gradients of a product with more slower.
+    y = x.reshape(-1, x.shape[-1]) @ weights
+    return y.reshape(*x.shape[:-1], weights.shape[-1])
+
+
+def _halving_conv(x: Array, kernel: Array) -> Array:
+    """Convolution 4 x 4, stride 2, padding 1, even width: windows, one product."""
+    n, h, w, c_in = x.shape
+    # A pair of neighbouring columns is one pixel of 2 * c_in channels: the window is
+    # then two pairs in each of four rows, and copies long runs.
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    x = x.reshape(n, h + 2, w // 2 + 1, 2 * c_in)
+    windows = jnp.concatenate(
+        [x[:, i : i + h - 1 : 2, j : j + w // 2] for i in range(4) for j in range(2)],
+        axis=-1,
+    )
+    return _product(windows, kernel.reshape(16 * c_in, -1))
+
+
+def _doubling_conv_transpose(x: Array, kernel: Array) -> Array:
+    """Transposed convolution 4 x 4, stride 2, padding 2: one product, overlap-add."""
     n, h, w, c_in = x.shape
     c_out = kernel.shape[-1]
-    # Input pixel i reaches output pixels 2i + 2 - k. Tap k = 2a + b adds to output
-    # phase b (0: even, 1: odd), a pixel later (a = 0) or earlier (a = 1).
-    taps = kernel.transpose(2, 0, 1, 3).reshape(c_in, -1)
-    y = (x @ taps).reshape(n, h, w, 4, 4, c_out)
-    rows = [
-        jnp.pad(y[:, :, :, 2], ((0, 0), (0, 0), (0, 0), (0, 0), (0, 0)))
-        + jnp.pad(y[:, :-1, :, 0], ((0, 0), (1, 0), (0, 0), (0, 0), (0, 0))),
-        y[:, :, :, 1] + jnp.pad(y[:, 1:, :, 3], ((0, 0), (0, 1), (0, 0), (0, 0), (0, 0))),
-    ]
-    y = jnp.stack(rows, 2).reshape(n, 2 * h, w, 4, c_out)
-    columns = [
-        y[:, :, :, 2] + jnp.pad(y[:, :, :-1, 0], ((0, 0), (0, 0), (1, 0), (0, 0))),
-        y[:, :, :, 1] + jnp.pad(y[:, :, 1:, 3], ((0, 0), (0, 0), (0, 1), (0, 0))),
-    ]
-    return jnp.stack(columns, 3).reshape(n, 2 * h, 2 * w, c_out)
+    y = _product(x, kernel.transpose(2, 0, 1, 3).reshape(c_in, -1))
+    y = _overlap_add(y.reshape(n, h, w, 4, 4 * c_out), axis=1)
+    return _overlap_add(y.reshape(n, 2 * h, w, 4, c_out), axis=2)
+
+
+def _overlap_add(y: Array, axis: int) -> Array:
+    """Adds the four taps of each pixel up to twice as many pixels along `axis`.
+
+    Tap k of input pixel i lands on output pixel 2 i + 2 - k: the even pixel 2 i takes
+    tap 2 of i and tap 0 of i - 1; the odd pixel 2 i + 1 tap 1 of i and tap 3 of i + 1.
+
+    Args:
+      y: (n, h, w, 4, c), the taps before the channels.
+      axis: 1 (h) or 2 (w).
+    """
+    size = y.shape[axis]
+    nothing = jnp.zeros_like(lax.slice_in_dim(y[:, :, :, 0], 0, 1, axis=axis))
+    before = lax.slice_in_dim(y[:, :, :, 0], 0, size - 1, axis=axis)
+    after = lax.slice_in_dim(y[:, :, :, 3], 1, size, axis=axis)
+    even = y[:, :, :, 2] + jnp.concatenate([nothing, before], axis)
+    odd = y[:, :, :, 1] + jnp.concatenate([after, nothing], axis)
+    shape = list(even.shape)
+    shape[axis] = 2 * size
+    return jnp.stack([even, odd], axis + 1).reshape(shape)
+
+
+def _check_images(x: Array, kernel: Array) -> None:
+    if x.ndim != 4 or x.shape[-1] != kernel.shape[2]:
+        raise ValueError(
+            f"the input has shape {x.shape}, but the kernel {kernel.shape} needs "
+            f"(n, h, w, {kernel.shape[2]}); reshape the input to that"
+        )
+
+
+def _pairs(padding: Padding) -> Pads:
+    if isinstance(padding, str):
+        raise ValueError(
+            f'padding is {padding!r}, but must be "SAME", "VALID" or '
+            "((top, bottom), (left, right)); choose one of them"
+        )
+    (top, bottom), (left, right) = padding
+    return (top, bottom), (left, right)
 
 
 def _conv_pads(
@@ -114,29 +283,26 @@ def _conv_pads(
     kernel_size: tuple[int, int],
     strides: tuple[int, int],
     padding: Padding,
-) -> list[tuple[int, int]]:
-    if isinstance(padding, str):
-        return [
-            (int(low), int(high))
-            for low, high in lax.padtype_to_pads(size, kernel_size, strides, padding)
-        ]
-    return [(low, high) for low, high in padding]
+) -> Pads:
+    if padding not in ("SAME", "VALID"):
+        return _pairs(padding)
+    return _pairs(lax.padtype_to_pads(size, kernel_size, strides, padding))
 
 
 def _conv_transpose_pads(
     kernel_size: tuple[int, int], strides: tuple[int, int], padding: Padding
-) -> list[tuple[int, int]]:
-    if not isinstance(padding, str):
-        return [(low, high) for low, high in padding]
+) -> Pads:
+    if padding not in ("SAME", "VALID"):
+        return _pairs(padding)
     pads = []
     for k, s in zip(kernel_size, strides, strict=True):
         if padding == "VALID":
-            total, low = k + s - 2 + max(k - s, 0), k - 1
+            low, high = k - 1, max(k, s) - 1
         else:
-            total = k + s - 2
-            low = k - 1 if s > k - 1 else -(-total // 2)
-        pads.append((low, total - low))
-    return pads
+            low = k - 1 if s >= k else -(-(k + s - 2) // 2)
+            high = k + s - 2 - low
+        pads.append((low, high))
+    return _pairs(pads)
 
 
 class Conv(nn.Module):
@@ -163,9 +329,7 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Maps images (n, h, w, c_in) to images (n, h', w', features)."""
-        x, kernel, bias = _parameters(self, x)
-        y = conv(x, kernel, strides=self.strides, padding=self.padding)
-        return y if bias is None else y + bias.reshape(1, 1, 1, -1)
+        return _apply(self, conv, x)
 
 
 class ConvTranspose(nn.Module):
@@ -193,22 +357,24 @@ class ConvTranspose(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Maps images (n, h, w, c_in) to images (n, h', w', features)."""
-        x, kernel, bias = _parameters(self, x)
-        y = conv_transpose(x, kernel, strides=self.strides, padding=self.padding)
-        return y if bias is None else y + bias.reshape(1, 1, 1, -1)
+        return _apply(self, conv_transpose, x)
 
 
-def _parameters(
-    layer: Conv | ConvTranspose, x: Array
-) -> tuple[Array, Array, Array | None]:
+def _apply(
+    layer: Conv | ConvTranspose, function: Callable[..., Array], x: Array
+) -> Array:
     shape = (*layer.kernel_size, x.shape[-1], layer.features)
     kernel = layer.param("kernel", layer.kernel_init, shape)
-    bias = (
-        layer.param("bias", nn.initializers.zeros_init(), (layer.features,))
-        if layer.use_bias
-        else None
-    )
-    return promote_dtype(x, kernel, bias, dtype=layer.dtype)
+    x, kernel = promote_dtype(x, kernel, dtype=layer.dtype)
+    y = function(x, kernel, strides=layer.strides, padding=layer.padding)
+    if not layer.use_bias:
+        return y
+    bias = layer.param("bias", nn.initializers.zeros_init(), (layer.features,))
+    # In float32 at least: the gradient of the bias is a long sum, and XLA:CPU adds
+    # bfloat16 numbers up in bfloat16, where the sum soon stops growing.
+    wide = max(y.dtype, bias.dtype, key=lambda dtype: dtype.itemsize)
+    total = y.astype(wide) + bias.astype(wide).reshape(1, 1, 1, -1)
+    return total.astype(y.dtype)
 
 
 class Dropout(nn.Module):

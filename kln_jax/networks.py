@@ -173,7 +173,7 @@ class ConvLargeEncoder(nn.Module):
         for features in (first, second):
             for _ in range(3):
                 x = conv(x, features, 3)
-            x = nn.max_pool(x, (2, 2), strides=(2, 2))
+            x = layers.max_pool(x)
             x = layers.Dropout(0.5)(x, positions, deterministic=not train)
         x = conv(x, third, 3, padding="VALID")
         x = conv(x, second, 1)

@@ -1,0 +1,168 @@
+"""Metrics of an epoch, and where they go: JSON lines, TensorBoard, progress bar."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+Scalars = dict[str, float]
+
+
+def first_nonfinite(
+    metrics: Mapping[str, np.ndarray], names: Sequence[str]
+) -> tuple[int, str] | None:
+    """Finds where a run ceased to be finite.
+
+    Args:
+      metrics: Values by name, each stacked over the steps of an epoch.
+      names: Those to look at, the terms before what is computed from them.
+
+    Returns:
+      The index of the first such step and the first such name, or None.
+
+    Examples:
+      >>> loss, cmmd = np.array([1.0, np.nan]), np.array([1.0, np.inf])
+      >>> first_nonfinite({"loss": loss, "cmmd": cmmd}, ("cmmd", "loss"))
+      (1, 'cmmd')
+    """
+    bad = {name: ~np.isfinite(metrics[name]) for name in names}
+    steps = [int(np.argmax(flags)) for flags in bad.values() if flags.any()]
+    if not steps:
+        return None
+    return min(steps), next(name for name in names if bad[name][min(steps)])
+
+
+def epoch_means(metrics: Mapping[str, np.ndarray]) -> Scalars:
+    """Means over the steps of an epoch; ``*_sum`` is divided by ``*_count``.
+
+    Args:
+      metrics: Values by name, each stacked over steps.
+
+    Returns:
+      One number a name; a mean over no pairs is left out.
+
+    Examples:
+      >>> epoch_means({"k_sum": np.array([1.0, 2.0]), "k_count": np.array([2, 4])})
+      {'k': 0.5}
+    """
+    means = {}
+    for name, values in metrics.items():
+        if name.endswith("_sum"):
+            name = name.removesuffix("_sum")
+            count = metrics[f"{name}_count"].sum()
+            if count:
+                means[name] = float(values.sum(dtype=np.float64) / count)
+        elif not name.endswith("_count"):
+            means[name] = float(values.mean(dtype=np.float64))
+    return means
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    """Writes a JSON file, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(temporary, path)
+
+
+class MetricWriter:
+    """Appends the metrics of each epoch to ``metrics.jsonl`` and to TensorBoard.
+
+    Args:
+      workdir: Where both lie.
+      last_epoch: The last epoch to keep of an earlier, interrupted run.
+
+    Attributes:
+      last: The metrics of the last epoch that was kept; empty if none was.
+      wall_seconds: How long the run had taken until then.
+    """
+
+    def __init__(self, workdir: pathlib.Path, *, last_epoch: int) -> None:
+        self._path = workdir / "metrics.jsonl"
+        kept = [line for line in read_metrics(workdir) if line["epoch"] <= last_epoch]
+        self.last: dict[str, Any] = kept[-1] if kept else {}
+        self.wall_seconds = float(self.last.get("wall_seconds", 0.0))
+        lines = "".join(json.dumps(line) + "\n" for line in kept)
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text(lines)
+        os.replace(temporary, self._path)
+        self._tensorboard = SummaryWriter(
+            str(workdir / "tensorboard"),
+            purge_step=self.last.get("step", -1) + 1,
+            write_to_disk=True,
+        )
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes TensorBoard's file."""
+        self._tensorboard.close()
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Writes one epoch.
+
+        Args:
+          step: Number of updates made.
+          scalars: Its metrics; ``epoch`` and ``wall_seconds`` are among them.
+        """
+        with self._path.open("a") as file:
+            file.write(json.dumps({"step": step, **scalars}) + "\n")
+        for name, value in scalars.items():
+            self._tensorboard.add_scalar(name, value, step)
+        self._tensorboard.flush()
+
+
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads ``metrics.jsonl``; a last line that was cut off in writing is left out."""
+    path = workdir / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def progress_bar(num_epochs: int, *, done: int) -> tqdm:
+    """Makes a bar over epochs; it is disabled where output is not a terminal."""
+    return tqdm(
+        total=num_epochs, initial=done, unit="epoch", disable=None, dynamic_ncols=True
+    )
+
+
+def show(bar: tqdm, scalars: Mapping[str, float], logger: logging.Logger) -> None:
+    """Shows an epoch on the bar, or as a line of the log where there is no bar.
+
+    Args:
+      bar: From `progress_bar`.
+      scalars: Metrics of the epoch.
+      logger: Where the line goes.
+    """
+    shown = {
+        name.removesuffix("_percent").replace("_", " "): f"{scalars[name]:.4g}"
+        for name in ("loss", "cmmd", "reconstruction", "confidence")
+    }
+    for name in ("test_error_percent", "validation_error_percent"):
+        if name in scalars:
+            shown[name.removesuffix("_percent").replace("_", " ")] = (
+                f"{scalars[name]:.2f} %"
+            )
+    bar.update()
+    if not bar.disable:
+        bar.set_postfix(shown)
+        return
+    epoch, total = int(scalars["epoch"]), bar.total
+    seconds_left = scalars["wall_seconds"] / epoch * (total - epoch)
+    text = ", ".join(f"{name} {value}" for name, value in shown.items())
+    logger.info("epoch %d/%d: %s, %.0f s left", epoch, total, text, seconds_left)

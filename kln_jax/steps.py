@@ -1,0 +1,357 @@
+"""Training and evaluation, written for one device of a named axis.
+
+Randomness is a function of the seed and the step alone: keys are
+``fold_in(fold_in(key, purpose), step)``, and nothing of it is carried in the state.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from kln_jax import augment
+from kln_jax.kernels import Kernel
+from kln_jax.networks import KLN, Outputs
+
+# The axis of devices over which a batch is sharded.
+AXIS = "batch"
+
+
+class Purpose(enum.IntEnum):
+    """What a random key is for."""
+
+    INIT = 0
+    ORDER_S = 1
+    ORDER_T = 2
+    AUGMENT = 3
+    DROPOUT = 4
+
+
+class TrainState(struct.PyTreeNode):
+    """All that changes in training, and what predicting needs.
+
+    Attributes:
+      step: Number of updates made, int32.
+      params: Parameters of the network.
+      batch_stats: Running statistics of batch normalisation.
+      opt_state: State of the optimiser.
+      mean: Mean of each channel, subtracted from images in [0, 1], shape ``(c,)``.
+      std: What they are divided by then, shape ``(c,)``.
+    """
+
+    step: Array
+    params: Any
+    batch_stats: Any
+    opt_state: optax.OptState
+    mean: Array
+    std: Array
+
+
+class TrainingData(NamedTuple):
+    """The training set, which lies on each device.
+
+    Attributes:
+      images: All images, shape ``(N, h, w, c)``, uint8.
+      labels: Their class numbers, shape ``(N,)``, int32; only those of the labelled
+        rows are used.
+      labelled: Rows of the labelled images, shape ``(L,)``, int32.
+    """
+
+    images: Array
+    labels: Array
+    labelled: Array
+
+
+# (z_s, y_s, z_t, logits_t, reconstruction error) -> loss, terms by name.
+Objective = Callable[..., tuple[Array, dict[str, Array]]]
+
+
+def init_state(
+    model: KLN,
+    optimizer: optax.GradientTransformation,
+    key: Array,
+    *,
+    mean: ArrayLike,
+    std: ArrayLike,
+    image_shape: tuple[int, int, int],
+) -> TrainState:
+    """Initialises the network and the optimiser.
+
+    Args:
+      model: The network.
+      optimizer: The optimiser.
+      key: The key of the run.
+      mean: Mean of each channel of images in [0, 1].
+      std: Standard deviation of each channel.
+      image_shape: Height, width and channels.
+
+    Returns:
+      The state of step 0.
+    """
+    variables = model.init(
+        jax.random.fold_in(key, Purpose.INIT), jnp.zeros((1, *image_shape))
+    )
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=variables["params"],
+        batch_stats=variables["batch_stats"],
+        opt_state=optimizer.init(variables["params"]),
+        mean=jnp.asarray(mean, jnp.float32),
+        std=jnp.asarray(std, jnp.float32),
+    )
+
+
+def epoch_order(key: Array, size: int, length: int) -> Array:
+    """Rows in random order: each once, and in a new order each time they run out.
+
+    Args:
+      key: The key of the epoch.
+      size: Number of rows.
+      length: How many to draw.
+
+    Returns:
+      Row numbers in ``[0, size)``, shape ``(length,)``, int32.
+    """
+    keys = jax.random.split(key, -(-length // size))
+    order = jax.vmap(jax.random.permutation, in_axes=(0, None))(keys, size)
+    return order.reshape(-1)[:length].astype(jnp.int32)
+
+
+def make_train_epoch(
+    model: KLN,
+    optimizer: optax.GradientTransformation,
+    objective: Objective,
+    reconstruction_error: Callable[[Array, Array], Array],
+    *,
+    kernel: Kernel,
+    batch_size: int,
+    steps_per_epoch: int,
+    num_steps: int,
+    shared_batch: bool = False,
+    crop_padding: int = 0,
+    flip: bool = False,
+) -> Callable[[TrainState, TrainingData, Array], tuple[TrainState, dict[str, Array]]]:
+    """Makes the function that trains for an epoch.
+
+    The epoch is one scan. Each step takes a labelled batch s and a batch t whose
+    labels are predicted, ``batch_size`` images each over all devices. The objective
+    is that of the whole batch: embeddings and class scores are gathered over the
+    devices, batch statistics are shared, and gradients averaged.
+
+    Args:
+      model: The network, with `AXIS` as its axis.
+      optimizer: The optimiser.
+      objective: From ``z_s, y_s, z_t, logits_t, reconstruction`` to the loss and its
+        terms.
+      reconstruction_error: From images and reconstructions to a mean over images.
+      kernel: Kernel on Z, for the means that are logged.
+      batch_size: Images of s, and of t, in a step.
+      steps_per_epoch: Steps in an epoch.
+      num_steps: Steps to make: all of an epoch, or those that are left of it.
+      shared_batch: Whether t has the images of s rather than its own.
+      crop_padding: Pixels of the random crop; 0 for none.
+      flip: Whether images are mirrored at random.
+
+    Returns:
+      A function ``(state, data, key) -> (state, metrics)`` of one device of `AXIS`;
+      each metric is stacked over steps. From a step on whose loss or gradient is
+      not finite, the state stays as it was before that step.
+    """
+
+    def prepare(data: TrainingData, rows: Array, positions: Array, key: Array) -> Array:
+        images = augment.to_unit(data.images[rows])
+        keys = augment.example_keys(key, positions)
+        if crop_padding:
+            images = augment.random_crop(keys, images, padding=crop_padding)
+        return augment.random_flip(keys, images) if flip else images
+
+    def train_step(
+        state: TrainState, data: TrainingData, rows_s: Array, rows_t: Array, key: Array
+    ) -> tuple[TrainState, Array, dict[str, Array]]:
+        """Returns the state after the step, whether all was finite, and metrics."""
+        shard = batch_size // lax.axis_size(AXIS)
+        own = lax.axis_index(AXIS) * shard + jnp.arange(shard, dtype=jnp.int32)
+        positions = jnp.concatenate([own, batch_size + own])
+        rows = jnp.concatenate([rows_s[own], rows_t[own]])
+        images = prepare(data, rows, positions, _fold(key, Purpose.AUGMENT, state.step))
+        num_classes = model.num_classes
+        labels_s = data.labels[rows_s]
+        y_s = jax.nn.one_hot(labels_s, num_classes)
+
+        def loss_fn(params: Any) -> tuple[Array, tuple[dict[str, Array], Any]]:
+            outputs, updated = model.apply(
+                {"params": params, "batch_stats": state.batch_stats},
+                augment.normalise(images, state.mean, state.std),
+                positions,
+                train=True,
+                rngs={"dropout": _fold(key, Purpose.DROPOUT, state.step)},
+                mutable=["batch_stats"],
+            )
+            chex.assert_equal_shape([images, outputs.reconstruction])
+            z_s, z_t = _gather_halves(outputs.z)
+            logits_s, logits_t = _gather_halves(outputs.logits)
+            error = reconstruction_error(images, outputs.reconstruction)
+            loss, terms = objective(z_s, y_s, z_t, logits_t, lax.pmean(error, AXIS))
+            gram = kernel(z_s, z_s)
+            metrics = {"loss": loss, **terms, **_kernel_sums(gram, labels_s)}
+            metrics["accuracy"] = jnp.mean(jnp.argmax(logits_s, 1) == labels_s)
+            metrics["predicted"] = jnp.bincount(
+                jnp.argmax(logits_t, 1), length=num_classes
+            )
+            return loss, (metrics, updated["batch_stats"])
+
+        (loss, (metrics, batch_stats)), gradients = jax.value_and_grad(
+            loss_fn, has_aux=True
+        )(state.params)
+        # Each device has the gradient of the same global loss by its own images,
+        # times the number of devices: the transpose of a gather adds them up.
+        gradients = lax.pmean(gradients, AXIS)
+        metrics["gradient_norm"] = optax.tree.norm(gradients)
+        finite = jnp.isfinite(loss) & jnp.isfinite(metrics["gradient_norm"])
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        updated = state.replace(
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            batch_stats=batch_stats,
+            opt_state=opt_state,
+        )
+        return updated, finite, metrics
+
+    def train_epoch(
+        state: TrainState, data: TrainingData, key: Array
+    ) -> tuple[TrainState, dict[str, Array]]:
+        epoch, length = state.step // steps_per_epoch, steps_per_epoch * batch_size
+        size, num_labelled = len(data.images), len(data.labelled)
+        order_s = data.labelled[
+            epoch_order(_fold(key, Purpose.ORDER_S, epoch), num_labelled, length)
+        ]
+        order_t = (
+            order_s
+            if shared_batch
+            else epoch_order(_fold(key, Purpose.ORDER_T, epoch), size, length)
+        )
+
+        def body(
+            carry: tuple[TrainState, Array], rows: tuple[Array, Array]
+        ) -> tuple[tuple[TrainState, Array], dict[str, Array]]:
+            state, healthy = carry
+            updated, finite, metrics = train_step(state, data, *rows, key)
+            healthy &= finite
+            state = jax.tree.map(
+                lambda new, old: jnp.where(healthy, new, old), updated, state
+            )
+            return (state, healthy), metrics
+
+        first = state.step % steps_per_epoch
+
+        def batches(order: Array) -> Array:
+            rows = order.reshape(steps_per_epoch, batch_size)
+            return lax.dynamic_slice_in_dim(rows, first, num_steps)
+
+        (state, _), metrics = lax.scan(
+            body, (state, jnp.array(True)), (batches(order_s), batches(order_t))
+        )
+        return state, metrics
+
+    return train_epoch
+
+
+def make_evaluate(
+    model: KLN,
+    reconstruction_error: Callable[[Array, Array], Array],
+    *,
+    batch_size: int,
+) -> Callable[[TrainState, Array, Array], dict[str, Array]]:
+    """Makes the function that evaluates a data set, each image exactly once.
+
+    Args:
+      model: The network.
+      reconstruction_error: From images and reconstructions to a mean over images.
+      batch_size: Images on all devices at a time; it need not divide their number.
+
+    Returns:
+      A function ``(state, images, labels) -> sums`` of one device of `AXIS`, with
+      ``confusion``, the number of images by class and prediction, shape ``(C, C)``,
+      and ``reconstruction``, the sum of the errors.
+    """
+
+    def evaluate(state: TrainState, images: Array, labels: Array) -> dict[str, Array]:
+        devices = lax.axis_size(AXIS)
+        shard = -(-batch_size // devices)
+        size, num_classes = len(images), model.num_classes
+
+        def body(sums: dict[str, Array], i: Array) -> tuple[dict[str, Array], None]:
+            rows = (i * devices + lax.axis_index(AXIS)) * shard + jnp.arange(shard)
+            # The last batch is filled up with a repeated image that does not count.
+            counts = rows < size
+            rows = jnp.minimum(rows, size - 1)
+            unit = augment.to_unit(images[rows])
+            outputs = predict(model, state, unit)
+            errors = jax.vmap(lambda x, y: reconstruction_error(x[None], y[None]))(
+                unit, outputs.reconstruction
+            )
+            confusion = (
+                sums["confusion"]
+                .at[labels[rows], jnp.argmax(outputs.logits, 1)]
+                .add(counts.astype(jnp.int32))
+            )
+            reconstruction = sums["reconstruction"] + jnp.sum(
+                jnp.where(counts, errors, 0.0)
+            )
+            return {"confusion": confusion, "reconstruction": reconstruction}, None
+
+        zeros = {
+            "confusion": jnp.zeros((num_classes, num_classes), jnp.int32),
+            "reconstruction": jnp.zeros(()),
+        }
+        batches = -(-size // (shard * devices))
+        sums, _ = lax.scan(body, zeros, jnp.arange(batches))
+        return lax.psum(sums, AXIS)
+
+    return evaluate
+
+
+def predict(model: KLN, state: TrainState, images: Array) -> Outputs:
+    """Applies a trained network.
+
+    Args:
+      model: The network.
+      state: Its state.
+      images: Images in [0, 1], shape ``(n, h, w, c)``.
+
+    Returns:
+      Its `Outputs`.
+    """
+    variables = {"params": state.params, "batch_stats": state.batch_stats}
+    outputs = model.apply(variables, augment.normalise(images, state.mean, state.std))
+    return cast(Outputs, outputs)  # Without mutable variables it is not a pair.
+
+
+def _fold(key: Array, purpose: Purpose, step: Array) -> Array:
+    return jax.random.fold_in(jax.random.fold_in(key, purpose), step)
+
+
+def _gather_halves(local: Array) -> tuple[Array, Array]:
+    """Returns the global batches s and t from the halves of the local rows."""
+    s, t = jnp.split(local, 2)
+    return lax.all_gather(s, AXIS, tiled=True), lax.all_gather(t, AXIS, tiled=True)
+
+
+def _kernel_sums(gram: Array, labels: Array) -> dict[str, Array]:
+    """Sums and counts of kernel values over pairs of the same and other classes."""
+    same = labels[:, None] == labels[None, :]
+    pairs = {"same": same & ~jnp.eye(len(labels), dtype=bool), "different": ~same}
+    sums = {}
+    for name, mask in pairs.items():
+        sums[f"kernel_{name}_sum"] = jnp.sum(jnp.where(mask, gram, 0.0))
+        sums[f"kernel_{name}_count"] = jnp.sum(mask)
+    return sums

@@ -1,0 +1,75 @@
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from kln_jax import metrics
+
+
+def test_first_nonfinite_names_the_term_before_the_sum():
+    nan = np.array([1.0, 2.0, np.nan])
+    stacked = {"loss": nan, "cmmd": np.ones(3), "reconstruction": nan}
+    names = ("cmmd", "reconstruction", "loss")
+    assert metrics.first_nonfinite(stacked, names) == (2, "reconstruction")
+    stacked["cmmd"] = np.array([1.0, np.inf, 1.0])
+    assert metrics.first_nonfinite(stacked, names) == (1, "cmmd")
+    assert metrics.first_nonfinite({"loss": np.ones(3)}, ("loss",)) is None
+
+
+def test_epoch_means_divide_sums_by_counts():
+    stacked = {
+        "loss": np.array([1.0, 3.0]),
+        "k_sum": np.array([1.0, 5.0]),
+        "k_count": np.array([1, 3]),
+        "none_sum": np.zeros(2),
+        "none_count": np.zeros(2, int),
+    }
+    assert metrics.epoch_means(stacked) == {"loss": 2.0, "k": 1.5}
+
+
+def _epoch(epoch):
+    terms = dict(loss=1.0, cmmd=2.0, reconstruction=3.0, confidence=4.0)
+    return dict(epoch=epoch, **terms, test_error_percent=5.0, wall_seconds=10.0 * epoch)
+
+
+def test_metric_writer_goes_on_after_the_last_epoch_that_was_saved(tmp_path):
+    with metrics.MetricWriter(tmp_path, last_epoch=0) as writer:
+        assert writer.wall_seconds == 0.0
+        for epoch in (1, 2, 3):
+            writer.write(10 * epoch, _epoch(epoch))
+    # Interrupted while a line was being written.
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 4, "lo')
+    with metrics.MetricWriter(tmp_path, last_epoch=2) as writer:
+        assert writer.wall_seconds == 20.0
+        assert writer.last["step"] == 20
+        writer.write(30, _epoch(3))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
+    events = [path.read_bytes() for path in (tmp_path / "tensorboard").iterdir()]
+    assert sum(event.count(b"test_error_percent") for event in events) == 4
+
+
+def test_write_json_replaces_the_whole_file(tmp_path):
+    path = tmp_path / "a.json"
+    metrics.write_json(path, {"a": list(range(100))})
+    metrics.write_json(path, {"a": (1,)})
+    assert json.loads(path.read_text()) == {"a": [1]}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("part", ["test", "validation"])
+def test_an_epoch_is_a_line_where_there_is_no_terminal(part, caplog):
+    logger = logging.getLogger("kln_jax.test")
+    scalars = _epoch(2)
+    scalars[f"{part}_error_percent"] = scalars.pop("test_error_percent")
+    with (
+        caplog.at_level(logging.INFO),
+        metrics.progress_bar(6, done=1) as bar,
+    ):
+        metrics.show(bar, scalars, logger)
+    assert caplog.messages == [
+        "epoch 2/6: loss 1, cmmd 2, reconstruction 3, confidence 4, "
+        f"{part} error 5.00 %, 40 s left"
+    ]

@@ -1,0 +1,58 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from kln_jax import parallel
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_data_parallel_has_no_device_axis(devices):
+    def step(state, x):
+        shard = len(x) // lax.axis_size("i")
+        own = lax.dynamic_slice_in_dim(x, shard * lax.axis_index("i"), shard)
+        return state + lax.psum(jnp.sum(own), "i"), lax.axis_size("i")
+
+    mapped = parallel.data_parallel(
+        step, axis_name="i", devices=jax.devices()[:devices]
+    )
+    total, size = mapped(jnp.float32(1.0), jnp.arange(8.0))
+    assert (float(total), int(size)) == (29.0, devices)
+    assert total.shape == ()
+
+
+def test_a_donated_state_is_used_up():
+    mapped = parallel.data_parallel(
+        lambda state: {"a": state["a"] + 1.0}, axis_name="i", donate=True
+    )
+    state = parallel.replicate({"a": jnp.zeros(3)})
+    after = mapped(state)
+    assert state["a"].is_deleted()
+    np.testing.assert_array_equal(mapped(after)["a"], 2.0)
+
+
+def test_replicate_puts_everything_on_every_device():
+    (x,) = parallel.replicate((np.arange(3),))
+    assert x.sharding.is_fully_replicated
+    assert len(x.sharding.device_set) == 8
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
+    parallel.check_batch_size(96)
+    with pytest.raises(ValueError, match=r"batch_size=100 .* 8 devices; use 96 or 104"):
+        parallel.check_batch_size(100)
+    with pytest.raises(ValueError, match=r"batch_size=3 .*use 8 "):
+        parallel.check_batch_size(3)
+
+
+def test_an_absent_platform_is_named():
+    with pytest.raises(ValueError, match="platform='gpu'"):
+        parallel.choose_platform("gpu")
+    parallel.choose_platform("cpu")
+
+
+def test_describe_gives_processes_devices_and_platform():
+    assert parallel.describe().startswith(
+        "process 0 of 1, 8 local and 8 global devices, platform cpu"
+    )

@@ -1,0 +1,296 @@
+"""The step on 1, 2, 4 and 8 devices, on batches whose shards differ strongly."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+from kln_jax import augment, kernels, networks, objectives, optim, parallel, steps
+
+KERNEL = kernels.gaussian_mixture()
+BATCH, CLASSES, STEPS = 16, 3, 5
+SHAPES = {"mnist": (28, 28, 1), "conv_large": (32, 32, 3)}
+OBJECTIVE = functools.partial(
+    objectives.kln_objective,
+    kernel=KERNEL,
+    label_kernel=kernels.linear,
+    ridge=0.1,
+    reconstruction_weight=0.1,
+    confidence_weight=1.0,
+)
+
+
+def _model(network="mnist"):
+    return networks.build(
+        network,
+        image_shape=SHAPES[network],
+        num_classes=CLASSES,
+        width=1 / 16,
+        latent_dim=8,
+        axis_name=steps.AXIS,
+    )
+
+
+def _optimizer(learning_rate=5e-4):
+    return optim.optimiser(
+        "sgd", optim.step_schedule(learning_rate), weight_decay=5e-4, clip_norm=10.0
+    )
+
+
+def _state(network="mnist", optimizer=None):
+    init = functools.partial(
+        steps.init_state,
+        _model(network),
+        optimizer or _optimizer(),
+        image_shape=SHAPES[network],
+        mean=jnp.full(SHAPES[network][-1], 0.4),
+        std=jnp.full(SHAPES[network][-1], 0.3),
+    )
+    return jax.jit(init)(jax.random.key(0))
+
+
+def _data(network="mnist", size=40):
+    """Images from black to glaring, so that no two shards are alike."""
+    rng = np.random.default_rng(0)
+    scale = np.linspace(0, 255, size)[:, None, None, None] ** 1.0
+    images = rng.uniform(0, 1, (size, *SHAPES[network])) * scale
+    return steps.TrainingData(
+        jnp.asarray(images, jnp.uint8),
+        jnp.asarray(np.arange(size) % CLASSES, jnp.int32),
+        jnp.arange(0, size, 2, dtype=jnp.int32),
+    )
+
+
+@functools.cache
+def _train(network="mnist", devices=1, num_steps=STEPS, **options):
+    options.setdefault("optimizer", _optimizer())
+    optimizer, objective = options.pop("optimizer"), options.pop("objective", OBJECTIVE)
+    train = steps.make_train_epoch(
+        _model(network),
+        optimizer,
+        objective,
+        objectives.reconstruction_error,
+        kernel=KERNEL,
+        batch_size=BATCH,
+        steps_per_epoch=STEPS,
+        num_steps=num_steps,
+        **options,
+    )
+    return parallel.data_parallel(
+        train, axis_name=steps.AXIS, devices=jax.devices()[:devices]
+    )
+
+
+KEY = jax.random.key(7)
+
+
+@functools.cache
+def _trained(network, devices):
+    options = {"crop_padding": 2, "flip": True} if network == "conv_large" else {}
+    train = _train(network, devices, **options)
+    return jax.device_get(train(_state(network), _data(network), KEY))
+
+
+# The second network differs by its dropout and augmentation; one number will do.
+@pytest.mark.parametrize(
+    ("network", "devices"),
+    [("mnist", 2), ("mnist", 4), ("mnist", 8), ("conv_large", 4)],
+)
+def test_any_number_of_devices_is_the_same_training(network, devices):
+    state, metrics = _trained(network, devices)
+    expected_state, expected_metrics = _trained(network, 1)
+    chex.assert_trees_all_close(metrics, expected_metrics, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(
+        (state.params, state.batch_stats),
+        (expected_state.params, expected_state.batch_stats),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+    # And it is training: the parameters moved by far more than that.
+    moved = jax.tree.map(
+        lambda a, b: np.abs(a - b).max(), state.params, _state(network).params
+    )
+    assert max(jax.tree.leaves(moved)) > 1e-4
+
+
+@functools.cache
+def _first_step():
+    """The state after one step of plain gradient descent with rate 1, and its rows."""
+    sgd = optax.sgd(1.0)
+    train = _train(devices=4, num_steps=1, optimizer=sgd)
+    state = _state(optimizer=sgd)
+    after, metrics = train(state, _data(), KEY)
+    data, length = _data(), STEPS * BATCH
+
+    def rows(purpose, size):
+        key = jax.random.fold_in(jax.random.fold_in(KEY, purpose), 0)
+        return steps.epoch_order(key, size, length)[:BATCH]
+
+    rows_s = data.labelled[rows(steps.Purpose.ORDER_S, len(data.labelled))]
+    rows_t = rows(steps.Purpose.ORDER_T, len(data.images))
+    return state, after, metrics, rows_s, rows_t
+
+
+def test_the_gradient_is_that_of_the_global_batch():
+    state, after, metrics, rows_s, rows_t = _first_step()
+    data = _data()
+    images = augment.to_unit(data.images[jnp.concatenate([rows_s, rows_t])])
+    model = networks.build(
+        "mnist",
+        image_shape=SHAPES["mnist"],
+        num_classes=CLASSES,
+        width=1 / 16,
+        latent_dim=8,
+    )
+
+    def loss(params):
+        outputs, updated = model.apply(
+            {"params": params, "batch_stats": state.batch_stats},
+            augment.normalise(images, state.mean, state.std),
+            train=True,
+            mutable=["batch_stats"],
+        )
+        value, _ = OBJECTIVE(
+            outputs.z[:BATCH],
+            jax.nn.one_hot(data.labels[rows_s], CLASSES),
+            outputs.z[BATCH:],
+            outputs.logits[BATCH:],
+            objectives.reconstruction_error(images, outputs.reconstruction),
+        )
+        return value, updated["batch_stats"]
+
+    grad = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (value, batch_stats), gradient = grad(state.params)
+    np.testing.assert_allclose(metrics["loss"][0], value, rtol=1e-5)
+    actual = jax.tree.map(lambda a, b: a - b, state.params, after.params)
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(gradient))
+    chex.assert_trees_all_close(actual, gradient, rtol=1e-4, atol=1e-5 * scale)
+    chex.assert_trees_all_close(after.batch_stats, batch_stats, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        metrics["gradient_norm"][0], optax.tree.norm(gradient), rtol=1e-4
+    )
+
+
+def test_labelled_batches_take_labelled_rows_only():
+    _, _, metrics, rows_s, rows_t = _first_step()
+    assert np.isin(rows_s, _data().labelled).all()
+    assert not np.isin(rows_t, _data().labelled).all()
+    assert metrics["predicted"].shape == (1, CLASSES)
+    assert metrics["predicted"].sum() == BATCH
+
+
+def test_logged_kernel_means_are_those_of_pairs():
+    z = jnp.array([[0.0], [1.0], [0.0], [5.0]])
+    labels = jnp.array([0, 0, 1, 1])
+    gram = KERNEL(z, z)
+    sums = steps._kernel_sums(gram, labels)
+    same = [gram[0, 1], gram[2, 3]]
+    different = [gram[0, 2], gram[0, 3], gram[1, 2], gram[1, 3]]
+    np.testing.assert_allclose(sums["kernel_same_sum"], 2 * sum(same), rtol=1e-6)
+    np.testing.assert_allclose(
+        sums["kernel_different_sum"], 2 * sum(different), rtol=1e-6
+    )
+    assert (sums["kernel_same_count"], sums["kernel_different_count"]) == (4, 8)
+
+
+def test_epoch_order_takes_each_row_once_before_any_twice():
+    order = np.asarray(steps.epoch_order(jax.random.key(0), 7, 18))
+    assert order.dtype == np.int32
+    assert sorted(order[:7]) == sorted(order[7:14]) == list(range(7))
+    assert len(set(order[14:])) == 4
+    assert (order[:7] != order[7:14]).any()
+    other = np.asarray(steps.epoch_order(jax.random.key(1), 7, 18))
+    assert (order != other).any()
+
+
+def test_an_epoch_in_two_parts_is_the_same_epoch_bit_for_bit():
+    data, whole = _data(), _train()
+    state = _state()
+    expected, metrics = whole(state, data, KEY)
+    middle, first = _train(num_steps=2)(state, data, KEY)
+    actual, second = _train(num_steps=3)(middle, data, KEY)
+    chex.assert_trees_all_equal(actual, expected)
+    chex.assert_trees_all_equal(
+        jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, second), metrics
+    )
+    # The next epoch has another order.
+    _, third = whole(expected, data, KEY)
+    assert (third["loss"] != metrics["loss"]).all()
+
+
+def test_the_state_stays_as_before_the_first_step_that_is_not_finite():
+    data = _data()
+    key = jax.random.fold_in(jax.random.fold_in(KEY, steps.Purpose.ORDER_S), 0)
+    order = data.labelled[
+        steps.epoch_order(key, len(data.labelled), STEPS * BATCH)
+    ].reshape(STEPS, BATCH)
+    counts = np.asarray((data.labels[order] == 0).sum(axis=1))
+
+    def objective(z_s, y_s, z_t, logits_t, reconstruction):
+        loss, terms = OBJECTIVE(z_s, y_s, z_t, logits_t, reconstruction)
+        bad = jnp.sum(y_s[:, 0]).astype(jnp.int32) == counts[2]
+        return jnp.where(bad, jnp.nan, loss), terms
+
+    first_bad = int(np.argmax(counts == counts[2]))
+    state = _state()
+    stopped, metrics = _train(objective=objective)(state, data, KEY)
+    assert int(stopped.step) == first_bad
+    assert np.isnan(metrics["loss"][first_bad])
+    expected, _ = _train(num_steps=first_bad)(state, data, KEY)
+    chex.assert_trees_all_equal(stopped, expected)
+    chex.assert_tree_all_finite((stopped.params, stopped.batch_stats))
+
+
+def test_shared_pairing_gives_t_the_images_of_s():
+    def objective(z_s, y_s, z_t, logits_t, reconstruction):
+        loss, terms = OBJECTIVE(z_s, y_s, z_t, logits_t, reconstruction)
+        return loss, {**terms, "apart": jnp.abs(z_s - z_t).max()}
+
+    _, shared = _train(objective=objective, shared_batch=True, num_steps=1)(
+        _state(), _data(), KEY
+    )
+    _, independent = _train(objective=objective, num_steps=1)(_state(), _data(), KEY)
+    np.testing.assert_allclose(shared["apart"], 0.0, atol=1e-5)
+    assert independent["apart"] > 0.1
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("size", [1, 10, 33])
+def test_evaluation_counts_every_image_once(devices, size):
+    data, state = _data(size=size), _state()
+    evaluate = parallel.data_parallel(
+        steps.make_evaluate(_model(), objectives.reconstruction_error, batch_size=10),
+        axis_name=steps.AXIS,
+        devices=jax.devices()[:devices],
+    )
+    sums = evaluate(state, data.images, data.labels)
+    outputs = jax.jit(functools.partial(steps.predict, _model()))(
+        state, augment.to_unit(data.images)
+    )
+    confusion = np.zeros((CLASSES, CLASSES), int)
+    np.add.at(confusion, (data.labels, np.argmax(outputs.logits, axis=1)), 1)
+    np.testing.assert_array_equal(sums["confusion"], confusion)
+    errors = np.square(augment.to_unit(data.images) - outputs.reconstruction)
+    np.testing.assert_allclose(sums["reconstruction"], errors.sum(), rtol=1e-5)
+
+
+def test_a_gather_needs_the_mean_of_gradients():
+    """What `lax.pmean` of the gradients in the step rests on."""
+    x = jnp.arange(8.0)
+
+    def device(_, w, x):
+        own = lax.dynamic_slice_in_dim(x, 2 * lax.axis_index("i"), 2)
+        loss = lambda w: jnp.sum(lax.all_gather(w * own, "i", tiled=True)) ** 2  # noqa: E731
+        return lax.pmean(jax.grad(loss)(w), "i")
+
+    mapped = jax.pmap(
+        device, "i", in_axes=(0, None, None), out_axes=None, devices=jax.devices()[:4]
+    )
+    np.testing.assert_allclose(
+        mapped(np.arange(4), jnp.float32(3.0), x), 2 * 3.0 * 28.0**2, rtol=1e-6
+    )
