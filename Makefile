@@ -1,0 +1,35 @@
+# Each target does its own set-up: .venv is made from the project's files.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: digits test test-slow lint types benchmark clean
+
+# Trains KLN on the embedded digits; about two minutes on two CPU cores.
+digits: $(VENV)/installed
+	$(BIN)/python train.py --config=configs/digits.py
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/installed
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed
+	$(BIN)/mypy
+
+benchmark: $(VENV)/installed
+	$(BIN)/python -m benchmarks.step
+
+# The file is touched last, so that an installation that failed is done again.
+$(VENV)/installed: pyproject.toml requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""Measurements of speed; none of them is a test."""

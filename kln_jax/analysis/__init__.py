@@ -1,0 +1,1 @@
+"""What finished runs show: tables and figures from their working directories."""

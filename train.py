@@ -1,0 +1,66 @@
+"""Trains KLN: python train.py --config=configs/digits.py [--workdir=DIR]."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from absl import app, flags
+from absl import logging as absl_logging
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config",
+    None,
+    "File of the configuration, with its variant after a colon, such as "
+    "configs/digits.py:semi. Single keys are set by --config.KEY=VALUE.",
+)
+_WORKDIR = flags.DEFINE_string(
+    "workdir",
+    None,
+    "Where everything of the run goes, and from where it goes on if interrupted. "
+    "Default: a fresh directory below runs/.",
+)
+flags.mark_flag_as_required("config")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs training; an error of the user's ends it in one line."""
+    if len(argv) > 1:
+        _stop(f"Unexpected arguments: {' '.join(argv[1:])}")
+    # After the flags, so that --help and a misspelt key answer at once.
+    from kln_jax import training
+
+    logger = logging.getLogger("kln_jax")
+    logger.addHandler(logging.StreamHandler())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        training.train_and_evaluate(_CONFIG.value, _WORKDIR.value)
+    except (ValueError, OSError, training.NonFiniteError) as error:
+        absl_logging.debug("Traceback:", exc_info=True)  # With --verbosity=1.
+        _stop(error)
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+    try:
+        remaining = flags.FLAGS(argv)
+    except AttributeError as error:  # What ml_collections raises for a misspelt key.
+        cause = error.args[0]
+        text = cause.args[0] if isinstance(cause, KeyError) else cause
+        _stop(f"unknown configuration key {text}")
+    except (flags.Error, KeyError, TypeError, ValueError, OSError) as error:
+        # A wrong value, or a file that is missing or raises: the last line says why.
+        _stop(str(error).strip().splitlines()[-1])
+    if flags.FLAGS["verbosity"].using_default_value:
+        # Of the libraries' lines only those that warn.
+        absl_logging.set_verbosity(absl_logging.WARNING)
+    return remaining
+
+
+def _stop(error: object) -> NoReturn:
+    sys.exit(f"train.py: error: {' '.join(str(error).split())}")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=_parse_flags)
