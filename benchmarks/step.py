@@ -44,8 +44,8 @@ class Form:
     num_steps: int
 
 
-def train_form(name: str, network: str, *, num_steps: int, num_calls: int) -> Form:
-    """Makes ``num_calls`` calls of ``num_steps`` steps each into a form."""
+def train_form(name: str, network: str, *, num_steps: int, scan: bool) -> Form:
+    """Makes a form of ``num_steps`` steps: one compiled scan, or calls of one step."""
     shape = SHAPES[network]
     model = networks.build(
         network, image_shape=shape, num_classes=10, axis_name=steps.AXIS
@@ -56,26 +56,28 @@ def train_form(name: str, network: str, *, num_steps: int, num_calls: int) -> Fo
         weight_decay=5e-4,
         clip_norm=10.0,
     )
-    train = parallel.data_parallel(
-        steps.make_train_epoch(
-            model,
-            optimizer,
-            functools.partial(
-                objectives.kln_objective,
-                kernel=KERNEL,
-                label_kernel=kernels.linear,
-                ridge=0.1,
-                reconstruction_weight=0.1,
-                confidence_weight=0.0,
-            ),
-            objectives.reconstruction_error,
+    train_step = steps.make_train_step(
+        model,
+        optimizer,
+        functools.partial(
+            objectives.kln_objective,
             kernel=KERNEL,
-            batch_size=BATCH_SIZE,
-            steps_per_epoch=num_steps * num_calls,
-            num_steps=num_steps,
+            label_kernel=kernels.linear,
+            ridge=0.1,
+            reconstruction_weight=0.1,
+            confidence_weight=0.0,
         ),
-        axis_name=steps.AXIS,
-        donate=True,
+        objectives.reconstruction_error,
+        kernel=KERNEL,
+    )
+    train_epoch = steps.make_train_epoch(
+        train_step,
+        batch_size=BATCH_SIZE,
+        steps_per_epoch=num_steps,
+        num_steps=num_steps,
+    )
+    train = parallel.data_parallel(
+        train_epoch if scan else train_step, axis_name=steps.AXIS, donate=True
     )
     key = jax.random.key(0)
     init = functools.partial(
@@ -94,16 +96,20 @@ def train_form(name: str, network: str, *, num_steps: int, num_calls: int) -> Fo
             jnp.arange(1000, dtype=jnp.int32),
         )
     )
+    rows = parallel.replicate(jnp.arange(BATCH_SIZE, dtype=jnp.int32))
     states = [parallel.replicate(jax.jit(init)(key))]
 
     def run() -> None:
         state = states.pop()
-        for _ in range(num_calls):
+        if scan:
             state, _ = train(state, data, key)
+        else:
+            for _ in range(num_steps):
+                state, _, _ = train(state, data, rows, rows, key)
         states.append(jax.block_until_ready(state))
 
     run()  # Compiled now, with the layers of now.
-    return Form(name, run, num_steps * num_calls)
+    return Form(name, run, num_steps)
 
 
 def plain_layers() -> contextlib.AbstractContextManager[Any]:
@@ -167,9 +173,9 @@ def main() -> None:
     network = arguments.network
 
     matmul, matmul_flops = matmul_form()
-    ours = train_form("kln_jax", network, num_steps=5, num_calls=1)
+    ours = train_form("kln_jax", network, num_steps=5, scan=True)
     with plain_layers():
-        plain = train_form("plain", network, num_steps=1, num_calls=2)
+        plain = train_form("plain", network, num_steps=1, scan=False)
     seconds = measure([matmul, ours, plain], arguments.rounds)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     rate = matmul_flops / median["matmul"]

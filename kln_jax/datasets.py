@@ -106,6 +106,7 @@ class Dataset:
       eval_labels: Their labels.
       class_names: C names.
       evaluate_on: "test" or "validation", what the evaluation images are.
+      partial: Whether it is only a part of the set of this name.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Dataset:
     eval_labels: np.ndarray
     class_names: tuple[str, ...]
     evaluate_on: str = "test"
+    partial: bool = False
 
     def summary(self) -> list[str]:
         """Says what the data are, one line each: to be logged first.
@@ -129,6 +131,7 @@ class Dataset:
             f"{len(self.train_images):,} train and {len(self.eval_images):,} "
             f"{self.evaluate_on} images of {height}x{width}x{channels}, "
             f"{len(self.class_names)} classes"
+            f"{', ONLY A PART OF THE SET' if self.partial else ''}"
         ]
         for part, labels in (
             ("train", self.train_labels),
@@ -664,7 +667,8 @@ def _load_tfds(
         raise DatasetError(
             f"{name} in {directory} has {num_classes} classes, not {known.num_classes}"
         )
-    for split in ("train", "test", *(["extra"] if use_extra else [])):
+    splits = ("train", "test", *(["extra"] if use_extra else []))
+    for split in splits:
         if not sizes.get(split):
             raise DatasetError(f"{name} in {directory} has no {split} images")
         if sizes[split] != known.sizes[split] and not allow_partial_data:
@@ -690,6 +694,7 @@ def _load_tfds(
         eval_images=test_images,
         eval_labels=test_labels,
         class_names=tuple(names or map(str, range(num_classes))),
+        partial=any(sizes[split] != known.sizes[split] for split in splits),
     )
 
 

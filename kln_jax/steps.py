@@ -7,6 +7,7 @@ Randomness is a function of the seed and the step alone: keys are
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -126,26 +127,29 @@ def epoch_order(key: Array, size: int, length: int) -> Array:
     return order.reshape(-1)[:length].astype(jnp.int32)
 
 
-def make_train_epoch(
+# (state, data, rows of s, rows of t, key) -> state, whether all was finite, metrics.
+TrainStep = Callable[
+    [TrainState, TrainingData, Array, Array, Array],
+    tuple[TrainState, Array, dict[str, Array]],
+]
+
+
+def make_train_step(
     model: KLN,
     optimizer: optax.GradientTransformation,
     objective: Objective,
     reconstruction_error: Callable[[Array, Array], Array],
     *,
     kernel: Kernel,
-    batch_size: int,
-    steps_per_epoch: int,
-    num_steps: int,
-    shared_batch: bool = False,
     crop_padding: int = 0,
     flip: bool = False,
-) -> Callable[[TrainState, TrainingData, Array], tuple[TrainState, dict[str, Array]]]:
-    """Makes the function that trains for an epoch.
+) -> TrainStep:
+    """Makes the function that makes one update.
 
-    The epoch is one scan. Each step takes a labelled batch s and a batch t whose
-    labels are predicted, ``batch_size`` images each over all devices. The objective
-    is that of the whole batch: embeddings and class scores are gathered over the
-    devices, batch statistics are shared, and gradients averaged.
+    It takes a labelled batch s and a batch t whose labels are predicted, and does its
+    device's share of both. The objective is that of the whole batch: embeddings and
+    class scores are gathered over the devices, batch statistics are shared, and
+    gradients averaged.
 
     Args:
       model: The network, with `AXIS` as its axis.
@@ -154,17 +158,11 @@ def make_train_epoch(
         terms.
       reconstruction_error: From images and reconstructions to a mean over images.
       kernel: Kernel on Z, for the means that are logged.
-      batch_size: Images of s, and of t, in a step.
-      steps_per_epoch: Steps in an epoch.
-      num_steps: Steps to make: all of an epoch, or those that are left of it.
-      shared_batch: Whether t has the images of s rather than its own.
       crop_padding: Pixels of the random crop; 0 for none.
       flip: Whether images are mirrored at random.
 
     Returns:
-      A function ``(state, data, key) -> (state, metrics)`` of one device of `AXIS`;
-      each metric is stacked over steps. From a step on whose loss or gradient is
-      not finite, the state stays as it was before that step.
+      A `TrainStep` of one device of `AXIS`.
     """
 
     def prepare(data: TrainingData, rows: Array, positions: Array, key: Array) -> Array:
@@ -177,15 +175,14 @@ def make_train_epoch(
     def train_step(
         state: TrainState, data: TrainingData, rows_s: Array, rows_t: Array, key: Array
     ) -> tuple[TrainState, Array, dict[str, Array]]:
-        """Returns the state after the step, whether all was finite, and metrics."""
+        batch_size = len(rows_s)
         shard = batch_size // lax.axis_size(AXIS)
         own = lax.axis_index(AXIS) * shard + jnp.arange(shard, dtype=jnp.int32)
         positions = jnp.concatenate([own, batch_size + own])
         rows = jnp.concatenate([rows_s[own], rows_t[own]])
         images = prepare(data, rows, positions, _fold(key, Purpose.AUGMENT, state.step))
-        num_classes = model.num_classes
         labels_s = data.labels[rows_s]
-        y_s = jax.nn.one_hot(labels_s, num_classes)
+        y_s = jax.nn.one_hot(labels_s, model.num_classes)
 
         def loss_fn(params: Any) -> tuple[Array, tuple[dict[str, Array], Any]]:
             outputs, updated = model.apply(
@@ -201,12 +198,15 @@ def make_train_epoch(
             logits_s, logits_t = _gather_halves(outputs.logits)
             error = reconstruction_error(images, outputs.reconstruction)
             loss, terms = objective(z_s, y_s, z_t, logits_t, lax.pmean(error, AXIS))
-            gram = kernel(z_s, z_s)
-            metrics = {"loss": loss, **terms, **_kernel_sums(gram, labels_s)}
-            metrics["accuracy"] = jnp.mean(jnp.argmax(logits_s, 1) == labels_s)
-            metrics["predicted"] = jnp.bincount(
-                jnp.argmax(logits_t, 1), length=num_classes
-            )
+            metrics = {
+                "loss": loss,
+                **terms,
+                **_kernel_sums(kernel(z_s, z_s), labels_s),
+                "accuracy": jnp.mean(jnp.argmax(logits_s, 1) == labels_s),
+                "predicted": jnp.bincount(
+                    jnp.argmax(logits_t, 1), length=model.num_classes
+                ),
+            }
             return loss, (metrics, updated["batch_stats"])
 
         (loss, (metrics, batch_stats)), gradients = jax.value_and_grad(
@@ -226,19 +226,47 @@ def make_train_epoch(
         )
         return updated, finite, metrics
 
+    return train_step
+
+
+def make_train_epoch(
+    train_step: TrainStep,
+    *,
+    batch_size: int,
+    steps_per_epoch: int,
+    num_steps: int,
+    shared_batch: bool = False,
+) -> Callable[[TrainState, TrainingData, Array], tuple[TrainState, dict[str, Array]]]:
+    """Makes the function that trains for an epoch, or the rest of one, in one scan.
+
+    Args:
+      train_step: The step.
+      batch_size: Images of s, and of t, in a step, over all devices.
+      steps_per_epoch: Steps in an epoch.
+      num_steps: Steps to make: all of an epoch, or those that are left of it.
+      shared_batch: Whether t has the images of s rather than its own.
+
+    Returns:
+      A function ``(state, data, key) -> (state, metrics)`` of one device of `AXIS`;
+      each metric is stacked over steps. From a step on whose loss or gradient is
+      not finite, the state stays as it was before that step.
+    """
+
     def train_epoch(
         state: TrainState, data: TrainingData, key: Array
     ) -> tuple[TrainState, dict[str, Array]]:
-        epoch, length = state.step // steps_per_epoch, steps_per_epoch * batch_size
-        size, num_labelled = len(data.images), len(data.labelled)
-        order_s = data.labelled[
-            epoch_order(_fold(key, Purpose.ORDER_S, epoch), num_labelled, length)
-        ]
-        order_t = (
-            order_s
-            if shared_batch
-            else epoch_order(_fold(key, Purpose.ORDER_T, epoch), size, length)
-        )
+        epoch, first = state.step // steps_per_epoch, state.step % steps_per_epoch
+
+        def batches(purpose: Purpose, size: int) -> Array:
+            """Returns the rows of the steps to make, shape (num_steps, batch_size)."""
+            length = steps_per_epoch * batch_size
+            order = epoch_order(_fold(key, purpose, epoch), size, length)
+            return lax.dynamic_slice_in_dim(
+                order.reshape(steps_per_epoch, batch_size), first, num_steps
+            )
+
+        rows_s = data.labelled[batches(Purpose.ORDER_S, len(data.labelled))]
+        rows_t = rows_s if shared_batch else batches(Purpose.ORDER_T, len(data.images))
 
         def body(
             carry: tuple[TrainState, Array], rows: tuple[Array, Array]
@@ -246,20 +274,10 @@ def make_train_epoch(
             state, healthy = carry
             updated, finite, metrics = train_step(state, data, *rows, key)
             healthy &= finite
-            state = jax.tree.map(
-                lambda new, old: jnp.where(healthy, new, old), updated, state
-            )
+            state = jax.tree.map(functools.partial(jnp.where, healthy), updated, state)
             return (state, healthy), metrics
 
-        first = state.step % steps_per_epoch
-
-        def batches(order: Array) -> Array:
-            rows = order.reshape(steps_per_epoch, batch_size)
-            return lax.dynamic_slice_in_dim(rows, first, num_steps)
-
-        (state, _), metrics = lax.scan(
-            body, (state, jnp.array(True)), (batches(order_s), batches(order_t))
-        )
+        (state, _), metrics = lax.scan(body, (state, jnp.array(True)), (rows_s, rows_t))
         return state, metrics
 
     return train_epoch

@@ -67,22 +67,32 @@ def _data(network="mnist", size=40):
 
 
 @functools.cache
-def _train(network="mnist", devices=1, num_steps=STEPS, **options):
-    options.setdefault("optimizer", _optimizer())
-    optimizer, objective = options.pop("optimizer"), options.pop("objective", OBJECTIVE)
-    train = steps.make_train_epoch(
+def _train(
+    network="mnist",
+    devices=1,
+    num_steps=STEPS,
+    optimizer=None,
+    objective=OBJECTIVE,
+    shared_batch=False,
+    **augmentation,
+):
+    step = steps.make_train_step(
         _model(network),
-        optimizer,
+        optimizer or _optimizer(),
         objective,
         objectives.reconstruction_error,
         kernel=KERNEL,
+        **augmentation,
+    )
+    epoch = steps.make_train_epoch(
+        step,
         batch_size=BATCH,
         steps_per_epoch=STEPS,
         num_steps=num_steps,
-        **options,
+        shared_batch=shared_batch,
     )
     return parallel.data_parallel(
-        train, axis_name=steps.AXIS, devices=jax.devices()[:devices]
+        epoch, axis_name=steps.AXIS, devices=jax.devices()[:devices]
     )
 
 

@@ -1,0 +1,128 @@
+"""Every key of a configuration, with its default; the other files override it."""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = ml_collections.ConfigDict()
+
+    # --- Data ---
+    # digits, mnist, fashion_mnist, svhn_cropped, cifar10, cifar100, own_images.
+    config.dataset = "digits"
+    # Where prepared data sets lie; "" is TFDS's own default, ~/tensorflow_datasets.
+    # Of own_images: their folder or .npz file.
+    config.data_dir = ""
+    # Whether a set with other sizes than the known ones is taken, with a warning.
+    config.allow_partial_data = False
+    # Part of the training set that is held out for validation, from its end.
+    config.validation_fraction = 0.0
+    # What the error is measured on: "test" or "validation".
+    config.evaluate_on = "test"
+    # Whether SVHN's `extra` images belong to the training set.
+    config.use_extra = False
+    # Side of own_images in pixels: 28 makes them grey, 32 RGB.
+    config.image_size = 28
+    # Part of own_images that is held out where they have no test images.
+    config.test_fraction = 0.2
+    # Labelled images, drawn class-balanced; 0 for all (supervised).
+    config.num_labels = 0
+    # Seed of that draw.
+    config.split_seed = 0
+
+    # --- Augmentation, on the device ---
+    # Random crop after padding by so many reflected pixels; 0 for none.
+    config.crop_padding = 0
+    # Random horizontal flip.
+    config.flip = False
+    # Whether channels are normalised to mean 0, standard deviation 1, those of the
+    # training images.
+    config.normalise = False
+
+    # --- Network ---
+    # "mnist" (28x28) or "conv_large" (32x32).
+    config.network = "mnist"
+    # Channels of hidden layers relative to the paper's.
+    config.width = 1.0
+    # Dimensions of Z.
+    config.latent_dim = 128
+    # Of the networks' computation: "float32" or "bfloat16".
+    config.dtype = "float32"
+
+    # --- Objective ---
+    # Variances of the Gaussian kernels on Z.
+    config.bandwidths = (1.0, 3.0, 5.0, 7.0, 9.0)
+    # Their "mean" or "sum". The paper's histograms of kernel values end at 1: mean.
+    config.kernel_reduction = "mean"
+    # Kernel on labels: "linear", or "gaussian" (the mixture of the same bandwidths).
+    config.label_kernel = "linear"
+    # The paper's lambda, which it does not give. 0.1 is safe on both networks.
+    config.ridge = 0.1
+    # Whether batch t has images of its own ("independent") or those of s ("shared").
+    config.pairing = "independent"
+    # The paper's beta (supervised), beta 1 (semi-supervised).
+    config.reconstruction_weight = 0.1
+    # "sum" over pixels, as printed in Equation 6, or "mean".
+    config.reconstruction_reduction = "sum"
+    # The paper's beta 2 (semi-supervised).
+    config.confidence_weight = 0.0
+
+    # --- Optimisation ---
+    config.num_epochs = 150
+    # Images of s, and of t, in a step, over all devices: the n of the estimator.
+    config.batch_size = 100
+    # "sgd" or "adam".
+    config.optimizer = "sgd"
+    config.learning_rate = 0.02
+    # Of SGD.
+    config.momentum = 0.9
+    # Of Adam.
+    config.b1 = 0.9
+    config.b2 = 0.99
+    # L2 penalty on every parameter.
+    config.weight_decay = 5e-4
+    # Epochs at which the learning rate is multiplied by lr_decay.
+    config.lr_milestones = (50, 100, 130)
+    config.lr_decay = 0.2
+    # Not in the paper, whose first gradients kill the decoder; 0 and 0 as printed.
+    # Steps over which the learning rate rises to its value.
+    config.warmup_steps = 100
+    # Largest global norm of the gradients.
+    config.clip_norm = 10.0
+
+    # --- Run ---
+    # Of initialisation, order, augmentation and dropout.
+    config.seed = 0
+    # Epochs between checkpoints; there is always one at the end.
+    config.checkpoint_every = 10
+    # "cpu", "gpu", "tpu", or "" for the best there is.
+    config.platform = ""
+    # Name of the variant of this configuration.
+    config.variant = "supervised"
+    return config
+
+
+def with_variant(
+    config: ml_collections.ConfigDict, variant: str, *, num_labels: int
+) -> ml_collections.ConfigDict:
+    """Returns the variant of a supervised configuration.
+
+    Args:
+      config: The supervised configuration.
+      variant: "supervised", or "semi" for the paper's semi-supervised setting.
+      num_labels: Labelled images in that setting.
+
+    Raises:
+      ValueError: If there is no such variant.
+    """
+    if variant not in ("supervised", "semi"):
+        raise ValueError(f'variant={variant!r} must be "supervised" or "semi".')
+    config.variant = variant
+    # The number of epochs stays: the paper gives none for this setting.
+    if variant == "semi":
+        config.num_labels = num_labels
+        config.confidence_weight = 1.0
+        config.optimizer = "adam"
+        config.learning_rate = 1e-3
+        config.weight_decay = 0.0
+        config.lr_milestones = ()
+    return config

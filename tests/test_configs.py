@@ -1,0 +1,377 @@
+"""Every configuration and variant: its keys, the paper's settings, and two steps.
+
+The steps are made on tiny data of the set's real shape, written to disk.
+"""
+
+import functools
+import importlib
+import json
+import logging
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from ml_collections import ConfigDict
+
+from configs import default
+from kln_jax import augment, datasets, metrics, steps, training
+from tests import tfds_writer
+
+# What optax needs: its Adam, and its schedule by milestones.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+FILES = sorted(
+    path.stem
+    for path in pathlib.Path(default.__file__).parent.glob("*.py")
+    if path.stem not in ("__init__", "default")
+)
+# Numbers of images on which every set has the same 17 to train and 9 to test, and
+# hence programs in common: MNIST holds out a sixth, SVHN adds the extra images.
+TRAIN, TEST = 17, 9
+SIZES = {
+    "mnist": {"train": 20, "test": TEST},
+    "svhn": {"train": 14, "test": TEST, "extra": 3},
+    "svhn:semi": {"train": TRAIN, "test": TEST},
+}
+
+
+def _config(name, variant="supervised"):
+    return importlib.import_module(f"configs.{name}").get_config(variant)
+
+
+def _cases():
+    for name in FILES:
+        yield name, "supervised"
+        try:
+            _config(name, "semi")
+        except ValueError:
+            continue
+        yield name, "semi"
+
+
+CASES = [pytest.param(*case, id=":".join(case)) for case in _cases()]
+
+
+@pytest.fixture
+def standard_promotion():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_in_common(tmp_path_factory):
+    """Compiles what several configurations have in common once."""
+    keys = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {key: getattr(jax.config, key) for key in keys}
+    folder = str(tmp_path_factory.mktemp("programs"))
+    for key, value in zip(keys, (folder, 0.2), strict=True):
+        jax.config.update(key, value)
+    compilation_cache.reset_cache()
+    yield
+    for key, value in before.items():
+        jax.config.update(key, value)
+    compilation_cache.reset_cache()
+
+
+# --- Keys ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES)
+def test_a_config_has_the_keys_and_types_of_the_default(name, variant):
+    expected, config = default.get_config(), _config(name, variant)
+    assert {key: type(value) for key, value in config.items()} == {
+        key: type(value) for key, value in expected.items()
+    }
+    assert config.variant == variant
+    assert config.dataset in datasets.NAMES
+    training._validate(config)
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES)
+def test_a_config_is_the_same_after_json(name, variant):
+    config = _config(name, variant)
+    again = ConfigDict(json.loads(config.to_json()))
+    assert again.to_json() == config.to_json()
+    training._validate(again)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_config_opens_with_its_command(name):
+    docstring = importlib.import_module(f"configs.{name}").__doc__
+    assert f"\n    python train.py --config=configs/{name}.py" in docstring
+    assert "Departures from the paper" in docstring
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_unknown_variant_is_refused(name):
+    with pytest.raises(ValueError, match="variant='quarter' must be \"supervised\""):
+        _config(name, "quarter")
+
+
+def test_cifar100_has_no_semi_supervised_variant():
+    with pytest.raises(ValueError, match=r"variant='semi' .* the paper has no other"):
+        _config("cifar100", "semi")
+
+
+# --- The paper's settings -----------------------------------------------------
+
+EVERYWHERE = dict(
+    batch_size=100,
+    latent_dim=128,
+    width=1.0,
+    bandwidths=(1.0, 3.0, 5.0, 7.0, 9.0),
+    reconstruction_weight=0.1,
+    pairing="independent",
+    evaluate_on="test",
+)
+SUPERVISED = dict(
+    optimizer="sgd",
+    learning_rate=0.02,
+    momentum=0.9,
+    weight_decay=5e-4,
+    lr_decay=0.2,
+    confidence_weight=0.0,
+    num_labels=0,
+)
+SEMI = dict(
+    optimizer="adam",
+    learning_rate=1e-3,
+    b1=0.9,
+    b2=0.99,
+    weight_decay=0.0,
+    lr_milestones=(),
+    confidence_weight=1.0,
+    use_extra=False,
+)
+MNIST = dict(
+    dataset="mnist",
+    network="mnist",
+    num_epochs=150,
+    validation_fraction=1 / 6,
+    crop_padding=0,
+    flip=False,
+    normalise=False,
+)
+SVHN = dict(
+    dataset="svhn_cropped",
+    network="conv_large",
+    num_epochs=40,
+    validation_fraction=0.0,
+    crop_padding=2,
+    flip=False,
+    normalise=True,
+)
+CIFAR = dict(
+    network="conv_large",
+    num_epochs=150,
+    validation_fraction=0.0,
+    crop_padding=2,
+    flip=True,
+    normalise=True,
+)
+PAPER = {
+    ("mnist", "supervised"): MNIST | dict(lr_milestones=(50, 100, 130)),
+    ("mnist", "semi"): MNIST | dict(num_labels=100),
+    ("svhn", "supervised"): SVHN | dict(lr_milestones=(10, 20, 30), use_extra=True),
+    ("svhn", "semi"): SVHN | dict(num_labels=1000),
+    ("cifar10", "supervised"): CIFAR
+    | dict(dataset="cifar10", lr_milestones=(50, 100, 130)),
+    ("cifar10", "semi"): CIFAR | dict(dataset="cifar10", num_labels=4000),
+    ("cifar100", "supervised"): CIFAR
+    | dict(dataset="cifar100", lr_milestones=(50, 100, 130)),
+}
+
+
+@pytest.mark.parametrize(("name", "variant"), PAPER)
+def test_the_settings_are_the_papers(name, variant):
+    config = _config(name, variant)
+    settings = EVERYWHERE | (SEMI if variant == "semi" else SUPERVISED)
+    settings |= PAPER[name, variant]
+    assert {key: config[key] for key in settings} == settings
+
+
+# --- Two steps of each --------------------------------------------------------
+
+
+def _write_images(config, root, *, side=28, channels=1, top=256, repeated=0):
+    """Writes random images of the configuration's set, with values below ``top``.
+
+    Of the training images the last ``repeated`` are the first ones again.
+    """
+    rng = np.random.default_rng(0)
+    if config.dataset == "own_images":
+        for i in range(TRAIN + TEST):
+            folder = root / "train" / f"class {i % 10}"
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, top, (side, side, channels), np.uint8)
+            (folder / f"{i}.png").write_bytes(tfds_writer.png(pixels))
+    elif config.dataset != "digits":
+        name = config.dataset.removesuffix("_cropped")
+        name += ":semi" if name == "svhn" and config.variant == "semi" else ""
+        sizes = SIZES.get(name, {"train": TRAIN, "test": TEST})
+        # Ten classes of each set, so that a batch has several images of one.
+        spread = tfds_writer.NUM_CLASSES[config.dataset] // 10
+        splits = {
+            split: (
+                rng.integers(
+                    0, top, (n, *tfds_writer.SHAPES[config.dataset]), np.uint8
+                ),
+                np.arange(n) % 10 * spread,
+            )
+            for split, n in sizes.items()
+        }
+        images = splits["train"][0]
+        images[len(images) - repeated :] = images[:repeated]
+        tfds_writer.write_set(root, config.dataset, splits)
+
+
+def _tiny(config, data_dir, **changes):
+    """Returns the configuration, but for what makes its run small."""
+    config.update(width=0.05, num_epochs=1, batch_size=8)
+    config.update(data_dir=str(data_dir), allow_partial_data=True)
+    if config.num_labels:
+        config.num_labels = 10
+    if config.dataset == "digits":
+        config.validation_fraction = 1 - TRAIN / 1437
+    if config.dataset == "own_images":
+        config.test_fraction = TEST / (TRAIN + TEST)
+    config.update(changes)
+    return config
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES)
+def test_a_config_trains_for_two_steps(name, variant, tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="kln_jax")
+    config = _tiny(_config(name, variant), tmp_path / "data")
+    _write_images(config, tmp_path / "data")
+    workdir = tmp_path / "run"
+    result = training.train_and_evaluate(config, str(workdir))
+    assert (result["steps"], result["epochs"]) == (2, 1)
+    assert (result["dataset"], result["variant"]) == (config.dataset, variant)
+    assert 0 <= result["test_error_percent"] <= 100
+    assert result["num_test_images"] == (360 if config.dataset == "digits" else TEST)
+    (line,) = metrics.read_metrics(workdir)
+    assert line.keys() >= {"loss", "cmmd", "reconstruction", "confidence", "accuracy"}
+    assert all(math.isfinite(value) for value in line.values()), line
+    labelled = np.load(workdir / "labelled.npy", allow_pickle=False)
+    assert len(labelled) == (10 if variant == "semi" else TRAIN)
+    messages = [r.getMessage() for r in caplog.records if r.name == "kln_jax"]
+    assert messages[1].startswith(f"data set {config.dataset}, version ")
+    assert f": {TRAIN} train and " in messages[1]
+    assert messages[2].startswith("train class counts: ")
+    assert not [text for text in messages if "also among the training images" in text]
+
+
+def test_own_images_train_in_colour_as_documented(tmp_path):
+    config = _tiny(_config("own_images"), tmp_path / "data")
+    config.update(image_size=32, network="conv_large")
+    config.update(normalise=True, crop_padding=2, flip=True)
+    _write_images(config, tmp_path / "data", side=36, channels=3)
+    result = training.train_and_evaluate(config, str(tmp_path / "run"))
+    assert (result["steps"], result["num_test_images"]) == (2, TEST)
+
+
+# --- What the data bring into a run -------------------------------------------
+
+
+def test_evaluation_on_validation_images_some_of_which_are_trained_on(tmp_path, caplog):
+    config = _tiny(_config("mnist"), tmp_path, evaluate_on="validation")
+    _write_images(config, tmp_path, repeated=2)
+    result = training.train_and_evaluate(config, str(tmp_path / "run"))
+    assert result["num_validation_images"] == 3
+    assert any(
+        result["validation_error_percent"] == pytest.approx(100 * wrong / 3)
+        for wrong in range(4)
+    )
+    assert not [key for key in result if "test" in key]
+    assert "2 of 3 validation images are, pixel for pixel, also among" in caplog.text
+
+
+def test_a_run_keeps_its_statistics_and_labelled_rows(tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "second"
+    workdir = tmp_path / "run"
+
+    def config(data_dir):
+        changes = dict(normalise=True, num_epochs=2, checkpoint_every=1)
+        return _tiny(_config("mnist"), data_dir, **changes)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    _write_images(config(first), first)
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics, "show", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            training.train_and_evaluate(config(first), str(workdir))
+    written = (workdir / "labelled.npy").stat().st_mtime_ns
+    # The statistics belong to the network: darker images do not change them.
+    _write_images(config(second), second, top=100)
+    result = training.train_and_evaluate(config(second), str(workdir))
+    assert result["steps"] == 4
+    assert (workdir / "labelled.npy").stat().st_mtime_ns == written
+
+    images = datasets.load(
+        "mnist", data_dir=first, validation_fraction=1 / 6, allow_partial_data=True
+    ).train_images
+    mean, std = (images / 255).mean(), (images / 255).std()
+    run = training.load_run(workdir)
+    assert len(images) == len(run.data.train_images) == TRAIN
+    assert run.data.train_images.max() < 100 < images.max()
+    np.testing.assert_allclose(run.state.mean, [mean], rtol=1e-6)
+    np.testing.assert_allclose(run.state.std, [std], rtol=1e-6)
+    unit = augment.to_unit(run.data.eval_images)
+    variables = {"params": run.state.params, "batch_stats": run.state.batch_stats}
+    normalised = (unit - jnp.float32(mean)) / jnp.float32(std)
+    np.testing.assert_allclose(
+        jax.jit(functools.partial(steps.predict, run.model))(run.state, unit).logits,
+        jax.jit(run.model.apply)(variables, normalised).logits,
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot be read"),
+        (b"\x93NUMPY\x01\x00v\x00{'descr': ", "cannot be read"),
+        (np.array([{}], object), "cannot be read"),
+        (np.arange(10.0), "must hold 10 integers.*not float64"),
+        (np.arange(9), r"must hold 10 integers.*not int64 of shape \(9,\)"),
+        (np.arange(10)[:, None], r"must hold 10 integers.*of shape \(10, 1\)"),
+        (np.arange(-1, 9), r"of 0\.\.1436.*from -1 to 8"),
+        (np.arange(10) + 1428, r"of 0\.\.1436.*from 1428 to 1437"),
+        (np.array([*range(9), 0]), "10 different rows.*has 9 from 0 to 8"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_labelled_rows_that_do_not_fit_are_refused(content, message, tmp_path):
+    path = tmp_path / "labelled.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content)
+    config = _config("digits", "semi")
+    config.update(num_labels=10, batch_size=8)
+    with pytest.raises(ValueError, match=f"labelled.npy .*{message}.*Remove the file"):
+        training.train_and_evaluate(config, str(tmp_path))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["labelled.npy"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(dataset="own_images"), "own_images needs data_dir: a folder with"),
+        (dict(crop_padding=28), "crop_padding=28 must be below 28, the side of the"),
+    ],
+)
+def test_what_the_data_do_not_allow_is_refused_early(changes, message, tmp_path):
+    config = _config("digits")
+    config.update(batch_size=8, **changes)
+    with pytest.raises(ValueError, match=message):
+        training.train_and_evaluate(config, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

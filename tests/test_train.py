@@ -1,0 +1,67 @@
+"""The command line, in processes of its own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+DIGITS = f"--config={ROOT / 'configs' / 'digits.py'}"
+
+
+def _train(*arguments, cwd):
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--config must have a value"),
+        (["--config=configs/absent.py"], "absent.py"),
+        ([f"{DIGITS}:quarter"], "variant='quarter'"),
+        ([DIGITS, "--config.rigde=0.1"], "unknown configuration key 'rigde'"),
+        ([DIGITS, "--config.batch_size=10.5"], "--config.batch_size=10.5"),
+        ([DIGITS, "--config.learning_rate=fast"], "--config.learning_rate=fast"),
+        ([DIGITS, "--workdirs=a"], "workdirs"),
+        ([DIGITS, "again"], "Unexpected arguments: again"),
+        ([DIGITS, "--config.ridge=0"], "ridge=0.0 must be a positive"),
+        ([DIGITS, "--config.platform=gpu"], "platform='gpu'"),
+    ],
+)
+def test_an_error_is_one_line_and_makes_nothing(arguments, message, tmp_path):
+    done = _train(*arguments, cwd=tmp_path)
+    assert done.returncode not in (0, None)
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("train.py: error: ")
+    assert message in line
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_ends_with_its_error_and_place(tmp_path):
+    done = _train(
+        DIGITS,
+        "--config.width=0.05",
+        "--config.num_epochs=1",
+        "--config.clip_norm=5",  # An int for a float.
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "process 0 of 1, 1 local and 1 global devices, platform cpu" in done.stderr
+    assert "epoch 1/1: loss" in done.stderr
+    *_, error, place = done.stdout.splitlines()
+    (workdir,) = (tmp_path / "runs").iterdir()
+    assert error.startswith("Test error ")
+    assert "of 360 images) after 1 epochs" in error
+    assert place == f"Everything lies in runs/{workdir.name}."
+    assert (workdir / "result.json").exists()
