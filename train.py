@@ -59,7 +59,9 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _stop(error: object) -> NoReturn:
-    sys.exit(f"train.py: error: {' '.join(str(error).split())}")
+    # One line, but for a list of files, each of which has its own.
+    lines = (" ".join(line.split()) for line in str(error).splitlines())
+    sys.exit("train.py: error: " + "\n  ".join(line for line in lines if line))
 
 
 if __name__ == "__main__":

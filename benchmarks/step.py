@@ -89,15 +89,16 @@ def train_form(name: str, network: str, *, num_steps: int, scan: bool) -> Form:
         image_shape=shape,
     )
     rng = np.random.default_rng(0)
-    data = parallel.replicate(
+    replicate = functools.partial(parallel.replicate, axis_name=steps.AXIS)
+    data = replicate(
         steps.TrainingData(
             jnp.asarray(rng.integers(0, 256, (1000, *shape), np.uint8)),
             jnp.asarray(rng.integers(0, 10, 1000, np.int32)),
             jnp.arange(1000, dtype=jnp.int32),
         )
     )
-    rows = parallel.replicate(jnp.arange(BATCH_SIZE, dtype=jnp.int32))
-    states = [parallel.replicate(jax.jit(init)(key))]
+    rows = replicate(jnp.arange(BATCH_SIZE, dtype=jnp.int32))
+    states = [replicate(jax.jit(init)(key))]
 
     def run() -> None:
         state = states.pop()

@@ -128,8 +128,8 @@ def conv_transpose(
 def max_pool(x: Array) -> Array:
     """Maximum over 2 x 2 windows that do not overlap.
 
-    Where several values of a window share the maximum, its gradient is divided
-    equally among them (`flax.linen.max_pool` gives it all to the first).
+    Where several values of a window share the maximum, its gradient goes to the
+    first of them in either direction.
 
     Args:
       x: images (n, h, w, c), h and w even.
@@ -145,7 +145,11 @@ def max_pool(x: Array) -> Array:
         raise ValueError(
             f"images are {h} x {w}, but max_pool needs even sides; pad or crop them"
         )
-    return x.reshape(n, h // 2, 2, w // 2, 2, c).max((2, 4))
+    # Not `max`, whose gradient divides by the number of values equal to the maximum:
+    # none is where XLA computes them twice with other roundings.
+    x = x.reshape(n, h // 2, 2, w // 2, 2, c)
+    x = jnp.where(x[:, :, 0] >= x[:, :, 1], x[:, :, 0], x[:, :, 1])
+    return jnp.where(x[:, :, :, 0] >= x[:, :, :, 1], x[:, :, :, 0], x[:, :, :, 1])
 
 
 def _products_beat_convolutions() -> bool:

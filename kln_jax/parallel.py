@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -48,9 +48,20 @@ def data_parallel(
     return lambda state, *args: mapped(index, state, args)
 
 
-def replicate(tree: T) -> T:
-    """Puts a copy of each array on every device."""
-    mesh = jax.make_mesh((jax.device_count(),), ("replicas",))
+def replicate(tree: Any, *, axis_name: str) -> Any:
+    """Puts a copy of each array on every device, as `data_parallel` does.
+
+    Args:
+      tree: Arrays.
+      axis_name: The name of the axis of devices. With another one the mapped function
+        would be compiled again for its own results.
+
+    Returns:
+      The same arrays, on all devices.
+    """
+    mesh = jax.make_mesh(
+        (jax.device_count(),), (axis_name,), (jax.sharding.AxisType.Auto,)
+    )
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     return jax.device_put(tree, sharding)
 

@@ -116,7 +116,7 @@ def train_and_evaluate(
     directory = directory or _fresh_directory(config)
     directory.mkdir(parents=True, exist_ok=True)
     print(f"Working directory: {directory}")
-    metrics.write_json(directory / "config.json", config.to_dict())
+    metrics.write_json(directory / "config.json", json.loads(config.to_json()))
     _store_rows(directory / "labelled.npy", labelled)
     result = _run(config, data, labelled, program, directory)
     metrics.write_json(directory / "result.json", result)
@@ -159,14 +159,14 @@ def _run(
 ) -> dict[str, Any]:
     """Trains from the newest checkpoint, or from the start, to the last epoch."""
     key = _key(config)
-    train_arrays = (data.train_images, data.train_labels, labelled)
-    train_data = parallel.replicate(TrainingData(*map(jnp.asarray, train_arrays)))
-    eval_data = parallel.replicate(
-        (jnp.asarray(data.eval_images), jnp.asarray(data.eval_labels))
+    replicate = functools.partial(parallel.replicate, axis_name=steps.AXIS)
+    train_data = TrainingData(
+        *replicate((data.train_images, data.train_labels, labelled))
     )
+    eval_data = replicate((data.eval_images, data.eval_labels))
     spe = program.steps_per_epoch
     with Checkpoints(directory / "checkpoints") as checkpoints:
-        state = parallel.replicate(program.init(key))
+        state = replicate(program.init(key))
         restored = checkpoints.restore_latest(state)
         if restored is not None:
             state = restored

@@ -36,13 +36,14 @@ def test_a_state_of_the_same_step_is_saved_once(tmp_path):
 
 def test_a_checkpoint_does_not_know_how_many_devices_wrote_it(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, parallel.replicate(_state(1.0)))
+        checkpoints.save(1, parallel.replicate(_state(1.0), axis_name="i"))
     with Checkpoints(tmp_path) as checkpoints:
         restored = checkpoints.restore_latest(_state(0.0))
     chex.assert_trees_all_equal(restored, _state(1.0))
     assert len(restored["params"]["w"].sharding.device_set) == 1
     with Checkpoints(tmp_path) as checkpoints:
-        restored = checkpoints.restore_latest(parallel.replicate(_state(0.0)))
+        like = parallel.replicate(_state(0.0), axis_name="i")
+        restored = checkpoints.restore_latest(like)
     assert len(restored["params"]["w"].sharding.device_set) == jax.device_count()
 
 

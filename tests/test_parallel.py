@@ -26,16 +26,31 @@ def test_a_donated_state_is_used_up():
     mapped = parallel.data_parallel(
         lambda state: {"a": state["a"] + 1.0}, axis_name="i", donate=True
     )
-    state = parallel.replicate({"a": jnp.zeros(3)})
+    state = parallel.replicate({"a": jnp.zeros(3)}, axis_name="i")
     after = mapped(state)
     assert state["a"].is_deleted()
     np.testing.assert_array_equal(mapped(after)["a"], 2.0)
 
 
 def test_replicate_puts_everything_on_every_device():
-    (x,) = parallel.replicate((np.arange(3),))
+    (x,) = parallel.replicate((np.arange(3),), axis_name="i")
     assert x.sharding.is_fully_replicated
     assert len(x.sharding.device_set) == 8
+
+
+def test_a_mapped_function_is_compiled_once_for_its_own_results():
+    traces = []
+
+    def step(state):
+        traces.append(state)
+        return {"a": state["a"] + lax.psum(1.0, "i")}
+
+    mapped = parallel.data_parallel(step, axis_name="i")
+    state = parallel.replicate({"a": jnp.zeros(3)}, axis_name="i")
+    for _ in range(3):
+        state = mapped(state)
+    assert len(traces) == 1
+    np.testing.assert_array_equal(state["a"], 24.0)
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
