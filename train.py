@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         _stop(f"Unexpected arguments: {' '.join(argv[1:])}")
     # After the flags, so that --help and a misspelt key answer at once.
-    from kln_jax import training
+    from kln_jax import datasets, training
 
     logger = logging.getLogger("kln_jax")
     logger.addHandler(logging.StreamHandler())
@@ -37,6 +37,8 @@ def main(argv: Sequence[str]) -> None:
     logger.propagate = False
     try:
         training.train_and_evaluate(_CONFIG.value, _WORKDIR.value)
+    except datasets.DatasetError as error:
+        sys.exit(f"train.py: error: {error}")  # A list of files keeps its lines.
     except (ValueError, OSError, training.NonFiniteError) as error:
         absl_logging.debug("Traceback:", exc_info=True)  # With --verbosity=1.
         _stop(error)
@@ -59,9 +61,7 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _stop(error: object) -> NoReturn:
-    # One line, but for a list of files, each of which has its own.
-    lines = (" ".join(line.split()) for line in str(error).splitlines())
-    sys.exit("train.py: error: " + "\n  ".join(line for line in lines if line))
+    sys.exit(f"train.py: error: {' '.join(str(error).split())}")
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ class MetricWriter:
         os.replace(temporary, self._path)
         self._tensorboard = SummaryWriter(
             str(workdir / "tensorboard"),
+            filename_suffix=f".{last_epoch}",
             purge_step=self.last.get("step", -1) + 1,
             write_to_disk=True,
         )

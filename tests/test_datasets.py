@@ -855,7 +855,7 @@ def test_summary_says_what_the_data_are(root):
     lines = _load("svhn_cropped", root).summary()
     assert lines == [
         "data set svhn_cropped, version 3.1.0: 1,230 train and 50 test images of "
-        "32x32x3, 10 classes",
+        "32x32x3, 10 classes, ONLY A PART OF THE SET",
         "train class counts: " + ", ".join(f"{c}: 123" for c in range(10)),
         "test class counts: " + ", ".join(f"{c}: 5" for c in range(10)),
     ]

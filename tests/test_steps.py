@@ -218,16 +218,16 @@ def test_epoch_order_takes_each_row_once_before_any_twice():
     assert (order != other).any()
 
 
-def test_an_epoch_in_two_parts_is_the_same_epoch_bit_for_bit():
+def test_an_epoch_in_two_parts_is_the_same_epoch():
     data, whole = _data(), _train()
     state = _state()
     expected, metrics = whole(state, data, KEY)
     middle, first = _train(num_steps=2)(state, data, KEY)
     actual, second = _train(num_steps=3)(middle, data, KEY)
-    chex.assert_trees_all_equal(actual, expected)
-    chex.assert_trees_all_equal(
-        jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, second), metrics
-    )
+    # To rounding: scans of other lengths are other programs.
+    chex.assert_trees_all_close(actual, expected, rtol=1e-5, atol=1e-6)
+    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, second)
+    chex.assert_trees_all_close(both, metrics, rtol=1e-5, atol=1e-5)
     # The next epoch has another order.
     _, third = whole(expected, data, KEY)
     assert (third["loss"] != metrics["loss"]).all()
@@ -252,7 +252,7 @@ def test_the_state_stays_as_before_the_first_step_that_is_not_finite():
     assert int(stopped.step) == first_bad
     assert np.isnan(metrics["loss"][first_bad])
     expected, _ = _train(num_steps=first_bad)(state, data, KEY)
-    chex.assert_trees_all_equal(stopped, expected)
+    chex.assert_trees_all_close(stopped, expected, rtol=1e-5, atol=1e-6)
     chex.assert_tree_all_finite((stopped.params, stopped.batch_stats))
 
 
