@@ -180,7 +180,7 @@ def test_the_gradient_is_that_of_the_global_batch():
     actual = jax.tree.map(lambda a, b: a - b, state.params, after.params)
     scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(gradient))
     chex.assert_trees_all_close(actual, gradient, rtol=1e-4, atol=1e-5 * scale)
-    chex.assert_trees_all_close(after.batch_stats, batch_stats, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(after.batch_stats, batch_stats, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
         metrics["gradient_norm"][0], optax.tree.norm(gradient), rtol=1e-4
     )
@@ -225,7 +225,7 @@ def test_an_epoch_in_two_parts_is_the_same_epoch():
     middle, first = _train(num_steps=2)(state, data, KEY)
     actual, second = _train(num_steps=3)(middle, data, KEY)
     # To rounding: scans of other lengths are other programs.
-    chex.assert_trees_all_close(actual, expected, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(actual, expected, rtol=1e-4, atol=1e-5)
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, second)
     chex.assert_trees_all_close(both, metrics, rtol=1e-5, atol=1e-5)
     # The next epoch has another order.
@@ -252,7 +252,7 @@ def test_the_state_stays_as_before_the_first_step_that_is_not_finite():
     assert int(stopped.step) == first_bad
     assert np.isnan(metrics["loss"][first_bad])
     expected, _ = _train(num_steps=first_bad)(state, data, KEY)
-    chex.assert_trees_all_close(stopped, expected, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(stopped, expected, rtol=1e-4, atol=1e-5)
     chex.assert_tree_all_finite((stopped.params, stopped.batch_stats))
 
 
