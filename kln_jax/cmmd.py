@@ -77,7 +77,7 @@ def cmmd(
     Examples:
       >>> import jax.numpy as jnp
       >>> x, y = jnp.array([[0.0], [4.0]]), jnp.eye(2)
-      >>> print(f"{cmmd(x, y, x, y):.4f} {cmmd(x, y, x, y[::-1]):.4f}")
+      >>> print(f"{abs(cmmd(x, y, x, y)):.4f} {cmmd(x, y, x, y[::-1]):.4f}")
       0.0000 3.9519
 
     References:

@@ -114,10 +114,17 @@ def reconstructions(
     _, first = np.unique(labels, return_index=True)
     first = first[: 2 * columns]
     pairs = [
-        np.concatenate([images[i] / 255.0, np.asarray(reconstructed[i])]) for i in first
+        np.concatenate(
+            [_framed(images[i] / 255.0), _framed(np.asarray(reconstructed[i]))]
+        )
+        for i in first
     ]
     axes.imshow(_tiled(pairs, columns), cmap="gray", vmin=0, vmax=1)
     axes.set_axis_off()
+
+
+def _framed(image: np.ndarray) -> np.ndarray:
+    return np.pad(image, ((1, 1), (1, 1), (0, 0)), constant_values=1.0)
 
 
 def _tiled(images: Sequence[np.ndarray], columns: int) -> np.ndarray:
