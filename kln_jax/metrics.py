@@ -159,9 +159,9 @@ def show(bar: tqdm, scalars: Mapping[str, float], logger: logging.Logger) -> Non
             shown[name.removesuffix("_percent").replace("_", " ")] = (
                 f"{scalars[name]:.2f} %"
             )
+    bar.set_postfix(shown, refresh=False)
     bar.update()
     if not bar.disable:
-        bar.set_postfix(shown)
         return
     epoch, total = int(scalars["epoch"]), bar.total
     seconds_left = scalars["wall_seconds"] / epoch * (total - epoch)
