@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: digits test lint types benchmark clean
+.PHONY: digits test test-slow lint types benchmark clean
 
 # Trains KLN on the embedded digits; about two minutes on two CPU cores.
 digits: $(VENV)/installed
@@ -11,6 +11,10 @@ digits: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest
+
+# Kills, several processes, memory, calibration: what takes minutes.
+test-slow: $(VENV)/installed
+	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

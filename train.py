@@ -1,6 +1,7 @@
 """Trains KLN: python train.py --config=configs/digits.py [--workdir=DIR]."""
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -21,6 +22,14 @@ _WORKDIR = flags.DEFINE_string(
     "Where everything of the run goes, and from where it goes on if interrupted. "
     "Default: a fresh directory below runs/.",
 )
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator_address",
+    None,
+    "HOST:PORT of process 0. This and the next two are for several processes that no "
+    "SLURM, Open MPI, Kubernetes or TPU pod started.",
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "The number of this one.")
 flags.mark_flag_as_required("config")
 
 
@@ -29,17 +38,34 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         _stop(f"Unexpected arguments: {' '.join(argv[1:])}")
     # After the flags, so that --help and a misspelt key answer at once.
-    from kln_jax import datasets, training
+    from kln_jax import checkpoint, datasets, interruption, parallel, training
 
     logger = logging.getLogger("kln_jax")
     logger.addHandler(logging.StreamHandler())
     logger.setLevel(logging.INFO)
     logger.propagate = False
     try:
-        training.train_and_evaluate(_CONFIG.value, _WORKDIR.value)
+        parallel.join_processes(
+            _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
+        )
+        with interruption.Interruption() as stop:
+            training.train_and_evaluate(
+                _CONFIG.value, _WORKDIR.value, interruption=stop
+            )
+    except interruption.Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(interruption.EXIT_CODE)
+    except parallel.LostProcessError as error:
+        print(f"train.py: error: {error}", file=sys.stderr, flush=True)
+        os._exit(interruption.EXIT_CODE)  # To leave in order would wait for the others.
     except datasets.DatasetError as error:
         sys.exit(f"train.py: error: {error}")  # A list of files keeps its lines.
-    except (ValueError, OSError, training.NonFiniteError) as error:
+    except (
+        ValueError,
+        OSError,
+        checkpoint.CheckpointError,
+        training.DivergenceError,
+    ) as error:
         absl_logging.debug("Traceback:", exc_info=True)  # With --verbosity=1.
         _stop(error)
 

@@ -44,8 +44,8 @@ class Form:
     num_steps: int
 
 
-def train_form(name: str, network: str, *, num_steps: int, scan: bool) -> Form:
-    """Makes a form of ``num_steps`` steps: one compiled scan, or calls of one step."""
+def train_form(name: str, network: str, *, num_steps: int, loop: bool) -> Form:
+    """Makes a form of ``num_steps`` steps: one compiled loop, or calls of one step."""
     shape = SHAPES[network]
     model = networks.build(
         network, image_shape=shape, num_classes=10, axis_name=steps.AXIS
@@ -69,15 +69,14 @@ def train_form(name: str, network: str, *, num_steps: int, scan: bool) -> Form:
         ),
         objectives.reconstruction_error,
         kernel=KERNEL,
+        diagnostics=functools.partial(
+            objectives.gram_diagnostics, kernel=KERNEL, ridge=0.1
+        ),
+        diagnose_every=num_steps,
     )
-    train_epoch = steps.make_train_epoch(
-        train_step,
-        batch_size=BATCH_SIZE,
-        steps_per_epoch=num_steps,
-        num_steps=num_steps,
-    )
+    train_steps = steps.make_train_steps(train_step, steps_per_epoch=num_steps)
     train = parallel.data_parallel(
-        train_epoch if scan else train_step, axis_name=steps.AXIS, donate=True
+        train_steps if loop else train_step, axis_name=steps.AXIS, donate=True
     )
     key = jax.random.key(0)
     init = functools.partial(
@@ -97,16 +96,19 @@ def train_form(name: str, network: str, *, num_steps: int, scan: bool) -> Form:
             jnp.arange(1000, dtype=jnp.int32),
         )
     )
-    rows = replicate(jnp.arange(BATCH_SIZE, dtype=jnp.int32))
+    epoch = np.arange(num_steps * BATCH_SIZE, dtype=np.int32) % 1000
+    order = jnp.asarray(epoch.reshape(num_steps, BATCH_SIZE))
+    rows = replicate(steps.Rows(order, order))
+    rows_of_one_step = jax.tree.map(lambda array: array[0], rows)
     states = [replicate(jax.jit(init)(key))]
 
     def run() -> None:
         state = states.pop()
-        if scan:
-            state, _ = train(state, data, key)
+        if loop:
+            state, _ = train(state, data, rows, key, np.int32(num_steps))
         else:
             for _ in range(num_steps):
-                state, _, _ = train(state, data, rows, rows, key)
+                state, _ = train(state, data, rows_of_one_step, key)
         states.append(jax.block_until_ready(state))
 
     run()  # Compiled now, with the layers of now.
@@ -174,9 +176,9 @@ def main() -> None:
     network = arguments.network
 
     matmul, matmul_flops = matmul_form()
-    ours = train_form("kln_jax", network, num_steps=5, scan=True)
+    ours = train_form("kln_jax", network, num_steps=5, loop=True)
     with plain_layers():
-        plain = train_form("plain", network, num_steps=1, scan=False)
+        plain = train_form("plain", network, num_steps=1, loop=False)
     seconds = measure([matmul, ours, plain], arguments.rounds)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     rate = matmul_flops / median["matmul"]

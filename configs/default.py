@@ -94,6 +94,20 @@ def get_config() -> ml_collections.ConfigDict:
     config.seed = 0
     # Epochs between checkpoints; there is always one at the end.
     config.checkpoint_every = 10
+    # Steps between further ones, inside an epoch; 0 for none.
+    config.checkpoint_every_steps = 0
+    # How many of the newest checkpoints are kept, and how many of those with the
+    # smallest validation error beside them (with evaluate_on = "validation").
+    config.keep_last = 2
+    config.keep_best = 0
+    # What happens at a step whose loss or gradient is not finite or too large: "stop"
+    # saves the state before it and ends the run; "skip" makes no update there, but
+    # stops after so many.
+    config.on_nonfinite = "stop"
+    config.max_skipped_steps = 10
+    # Largest loss, and norm of the gradient before clipping. The first norms on MNIST
+    # are 125 to 240.
+    config.divergence_bound = 1e6
     # "cpu", "gpu", "tpu", or "" for the best there is.
     config.platform = ""
     # Name of the variant of this configuration.

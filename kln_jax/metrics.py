@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,28 +17,24 @@ from tqdm import tqdm
 Scalars = dict[str, float]
 
 
-def first_nonfinite(
-    metrics: Mapping[str, np.ndarray], names: Sequence[str]
-) -> tuple[int, str] | None:
-    """Finds where a run ceased to be finite.
+def first_unhealthy(values: Mapping[str, float], *, bound: float) -> str:
+    """Names the first of some metrics of a step that is not finite or too large.
 
     Args:
-      metrics: Values by name, each stacked over the steps of an epoch.
-      names: Those to look at, the terms before what is computed from them.
+      values: Metrics by name, the terms before what is computed from them.
+      bound: What none of them may exceed.
 
     Returns:
-      The index of the first such step and the first such name, or None.
+      Its name, or that of the last one if none is.
 
     Examples:
-      >>> loss, cmmd = np.array([1.0, np.nan]), np.array([1.0, np.inf])
-      >>> first_nonfinite({"loss": loss, "cmmd": cmmd}, ("cmmd", "loss"))
-      (1, 'cmmd')
+      >>> first_unhealthy({"cmmd": 1.0, "confidence": np.nan, "loss": np.nan}, bound=9)
+      'confidence'
     """
-    bad = {name: ~np.isfinite(metrics[name]) for name in names}
-    steps = [int(np.argmax(flags)) for flags in bad.values() if flags.any()]
-    if not steps:
-        return None
-    return min(steps), next(name for name in names if bad[name][min(steps)])
+    return next(
+        (name for name, value in values.items() if not abs(value) <= bound),
+        list(values)[-1],
+    )
 
 
 def epoch_means(metrics: Mapping[str, np.ndarray]) -> Scalars:
@@ -48,7 +44,7 @@ def epoch_means(metrics: Mapping[str, np.ndarray]) -> Scalars:
       metrics: Values by name, each stacked over steps.
 
     Returns:
-      One number a name; a mean over no pairs is left out.
+      One number a name; a mean over no pairs, or over no steps, is left out.
 
     Examples:
       >>> epoch_means({"k_sum": np.array([1.0, 2.0]), "k_count": np.array([2, 4])})
@@ -61,7 +57,7 @@ def epoch_means(metrics: Mapping[str, np.ndarray]) -> Scalars:
             count = metrics[f"{name}_count"].sum()
             if count:
                 means[name] = float(values.sum(dtype=np.float64) / count)
-        elif not name.endswith("_count"):
+        elif not name.endswith("_count") and values.size:
             means[name] = float(values.mean(dtype=np.float64))
     return means
 
@@ -82,14 +78,12 @@ class MetricWriter:
 
     Attributes:
       last: The metrics of the last epoch that was kept; empty if none was.
-      wall_seconds: How long the run had taken until then.
     """
 
     def __init__(self, workdir: pathlib.Path, *, last_epoch: int) -> None:
         self._path = workdir / "metrics.jsonl"
         kept = [line for line in read_metrics(workdir) if line["epoch"] <= last_epoch]
         self.last: dict[str, Any] = kept[-1] if kept else {}
-        self.wall_seconds = float(self.last.get("wall_seconds", 0.0))
         lines = "".join(json.dumps(line) + "\n" for line in kept)
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text(lines)
@@ -153,6 +147,7 @@ def show(bar: tqdm, scalars: Mapping[str, float], logger: logging.Logger) -> Non
     shown = {
         name.removesuffix("_percent").replace("_", " "): f"{scalars[name]:.4g}"
         for name in ("loss", "cmmd", "reconstruction", "confidence")
+        if name in scalars
     }
     for name in ("test_error_percent", "validation_error_percent"):
         if name in scalars:

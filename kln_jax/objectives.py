@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kln_jax.cmmd import cmmd
-from kln_jax.kernels import Kernel
+from kln_jax.kernels import Kernel, squared_distances
 
 
 def reconstruction_error(
@@ -133,3 +133,43 @@ def kln_objective(
     if confidence_weight:
         loss += confidence_weight * terms["confidence"]
     return loss, terms
+
+
+def gram_diagnostics(
+    z_s: Array, z_t: Array, *, kernel: Kernel, ridge: float
+) -> dict[str, Array]:
+    r"""Numbers that tell whether kernel and ridge fit the embeddings.
+
+    The pivots are the squared diagonal of the Cholesky factors of
+    :math:`\tilde K = K + \lambda I` of both batches. In exact arithmetic
+    none is below the ridge, and their ratio is a lower bound of the condition number.
+
+    Args:
+      z_s: Embeddings of the labelled batch, shape ``(n_s, d)``.
+      z_t: Embeddings of the predicted batch, shape ``(n_t, d)``.
+      kernel: Kernel on embeddings.
+      ridge: Regularisation of the CMMD.
+
+    Returns:
+      ``pivot_smallest`` and ``pivot_largest``, in units of the kernel, and
+      ``median_squared_distance`` between different points of both batches, which a
+      bandwidth is to be compared with.
+
+    Examples:
+      >>> from kln_jax.kernels import gaussian_mixture
+      >>> z = jnp.array([[0.0], [100.0]])
+      >>> numbers = gram_diagnostics(z, z, kernel=gaussian_mixture(), ridge=0.5)
+      >>> print(numbers["pivot_smallest"], numbers["median_squared_distance"])
+      1.5 10000.0
+    """
+    pivots = []
+    for z in (z_s, z_t):
+        K_tilde = kernel(z, z) + ridge * jnp.eye(len(z))
+        pivots.append(jnp.square(jnp.diag(jnp.linalg.cholesky(K_tilde))))
+    z = jnp.concatenate([z_s, z_t])
+    rows, columns = jnp.triu_indices(len(z), 1)
+    return {
+        "pivot_smallest": jnp.min(jnp.concatenate(pivots)),
+        "pivot_largest": jnp.max(jnp.concatenate(pivots)),
+        "median_squared_distance": jnp.median(squared_distances(z, z)[rows, columns]),
+    }

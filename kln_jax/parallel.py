@@ -1,14 +1,151 @@
-"""Mapping a step over devices: the only module that knows how many there are."""
+"""Devices and processes: the only module that knows how many there are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 T = TypeVar("T")
+
+# After so long without a sign of life a process counts as dead, and all end.
+_HEARTBEAT_SECONDS = 30
+_THREADS_FOR_FORCED_DEVICES = 32
+
+
+class LostProcessError(RuntimeError):
+    """Another process has ended, or cannot be reached any more."""
+
+
+def join_processes(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
+    """Joins JAX's distributed runtime, if there are several processes.
+
+    Without arguments it joins where the environment is that of a task of SLURM or
+    Open MPI, of an indexed Kubernetes job or of a TPU machine; else it does nothing.
+    It must come before anything else of JAX.
+
+    Args:
+      coordinator_address: Host and port of process 0, which every process can reach.
+      num_processes: How many processes there are.
+      process_id: The number of this one.
+
+    Raises:
+      ValueError: If the arguments are incomplete or wrong, or the other processes
+        cannot be reached.
+    """
+    given = dict(
+        coordinator_address=coordinator_address,
+        num_processes=num_processes,
+        process_id=process_id,
+    )
+    missing = [name for name, value in given.items() if value is None]
+    if 0 < len(missing) < len(given):
+        raise ValueError(
+            f"{' and '.join(missing)} missing: coordinator_address, num_processes and "
+            "process_id belong together."
+        )
+    place = cluster(os.environ) if missing else "the command line"
+    if place is None:
+        return
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        # XLA has a thread a core. A device that waits for other processes holds one,
+        # and with none left for the work they all would wait for ever.
+        os.environ.setdefault("NPROC", str(_THREADS_FOR_FORCED_DEVICES))
+    try:
+        jax.distributed.initialize(
+            coordinator_address=coordinator_address,
+            num_processes=num_processes,
+            process_id=process_id,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=_HEARTBEAT_SECONDS,
+        )
+    except (ValueError, TypeError, RuntimeError) as error:
+        if place == "TPU" and "coordinator_address" in str(error):
+            return  # One machine of its own.
+        raise ValueError(
+            f"The processes of {place} cannot be joined: {error} Give "
+            "--coordinator_address=HOST:PORT --num_processes=N --process_id=I."
+        ) from error
+
+
+@contextlib.contextmanager
+def lost_processes_said() -> Iterator[None]:
+    """Turns what JAX raises when another process is gone into one clear error."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        raise LostProcessError(
+            "another process has ended, or cannot be reached: start all of them again; "
+            f"they go on from the newest checkpoint ({' '.join(str(error).split())})"
+        ) from error
+
+
+def cluster(environment: Mapping[str, str]) -> str | None:
+    """Says by whom this process was started as one of several.
+
+    Args:
+      environment: Environment variables.
+
+    Returns:
+      A name, or None for a process of its own.
+
+    Examples:
+      >>> cluster({"OMPI_COMM_WORLD_SIZE": "4"})
+      'Open MPI'
+    """
+    if "SLURM_STEP_NODELIST" in environment and environment.get("SLURM_NTASKS") != "1":
+        return "SLURM"
+    if environment.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
+        return "Open MPI"
+    if {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys():
+        return "Kubernetes"
+    if importlib.util.find_spec("libtpu") and environment.get("JAX_PLATFORMS") != "cpu":
+        return "TPU"
+    return None
+
+
+def is_main() -> bool:
+    """Whether this process is the one that reads and writes the working directory."""
+    return jax.process_index() == 0
+
+
+def from_main(tree: T) -> T:
+    """Returns what the main process has, in every process.
+
+    Args:
+      tree: NumPy arrays or numbers, of the same shapes in all processes.
+
+    Returns:
+      Those of the main process.
+    """
+    return multihost_utils.broadcast_one_to_all(tree)
+
+
+def gather(numbers: Sequence[int]) -> np.ndarray:
+    """Returns the numbers that each process gives; all of them must ask.
+
+    Args:
+      numbers: As many in each process.
+
+    Returns:
+      An integer array, shape ``(processes, len(numbers))``.
+    """
+    own = np.asarray(numbers, np.int32)
+    if jax.process_count() == 1:
+        return own[None]
+    return np.asarray(multihost_utils.process_allgather(own))
 
 
 def data_parallel(
@@ -52,7 +189,7 @@ def replicate(tree: Any, *, axis_name: str) -> Any:
     """Puts a copy of each array on every device, as `data_parallel` does.
 
     Args:
-      tree: Arrays.
+      tree: Arrays, the same in all processes.
       axis_name: The name of the axis of devices. With another one the mapped function
         would be compiled again for its own results.
 
@@ -63,7 +200,15 @@ def replicate(tree: Any, *, axis_name: str) -> Any:
         (jax.device_count(),), (axis_name,), (jax.sharding.AxisType.Auto,)
     )
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    return jax.device_put(tree, sharding)
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+    # device_put would send every array around to compare it.
+    return jax.tree.map(
+        lambda array: jax.make_array_from_process_local_data(
+            sharding, np.asarray(array)
+        ),
+        tree,
+    )
 
 
 def choose_platform(platform: str) -> None:

@@ -41,12 +41,13 @@ class TrainState(struct.PyTreeNode):
     """All that changes in training, and what predicting needs.
 
     Attributes:
-      step: Number of updates made, int32.
+      step: Number of steps made, int32.
       params: Parameters of the network.
       batch_stats: Running statistics of batch normalisation.
       opt_state: State of the optimiser.
       mean: Mean of each channel, subtracted from images in [0, 1], shape ``(c,)``.
       std: What they are divided by then, shape ``(c,)``.
+      skipped: Number of steps that were not healthy and made no update, int32.
     """
 
     step: Array
@@ -55,6 +56,7 @@ class TrainState(struct.PyTreeNode):
     opt_state: optax.OptState
     mean: Array
     std: Array
+    skipped: Array
 
 
 class TrainingData(NamedTuple):
@@ -70,6 +72,18 @@ class TrainingData(NamedTuple):
     images: Array
     labels: Array
     labelled: Array
+
+
+class Rows(NamedTuple):
+    """Which images the steps of an epoch take.
+
+    Attributes:
+      s: Rows of the labelled batches, shape ``(steps, batch size)``, int32.
+      t: Rows of the batches whose labels are predicted, of the same shape.
+    """
+
+    s: Array
+    t: Array
 
 
 # (z_s, y_s, z_t, logits_t, reconstruction error) -> loss, terms by name.
@@ -108,6 +122,7 @@ def init_state(
         opt_state=optimizer.init(variables["params"]),
         mean=jnp.asarray(mean, jnp.float32),
         std=jnp.asarray(std, jnp.float32),
+        skipped=jnp.zeros((), jnp.int32),
     )
 
 
@@ -127,10 +142,36 @@ def epoch_order(key: Array, size: int, length: int) -> Array:
     return order.reshape(-1)[:length].astype(jnp.int32)
 
 
-# (state, data, rows of s, rows of t, key) -> state, whether all was finite, metrics.
+def make_epoch_rows(
+    *, batch_size: int, steps_per_epoch: int, shared_batch: bool = False
+) -> Callable[[TrainingData, Array, Array], Rows]:
+    """Makes the function that draws the batches of an epoch.
+
+    Args:
+      batch_size: Images of s, and of t, in a step, over all devices.
+      steps_per_epoch: Steps in an epoch.
+      shared_batch: Whether t has the images of s rather than its own.
+
+    Returns:
+      A function ``(data, key, epoch) -> rows``.
+    """
+    shape = (steps_per_epoch, batch_size)
+
+    def epoch_rows(data: TrainingData, key: Array, epoch: Array) -> Rows:
+        def draw(purpose: Purpose, size: int) -> Array:
+            order = epoch_order(_fold(key, purpose, epoch), size, shape[0] * shape[1])
+            return order.reshape(shape)
+
+        s = data.labelled[draw(Purpose.ORDER_S, len(data.labelled))]
+        t = s if shared_batch else draw(Purpose.ORDER_T, len(data.images))
+        return Rows(s, t)
+
+    return epoch_rows
+
+
+# (state, data, rows of one step, key) -> state, metrics; `healthy` is one of them.
 TrainStep = Callable[
-    [TrainState, TrainingData, Array, Array, Array],
-    tuple[TrainState, Array, dict[str, Array]],
+    [TrainState, TrainingData, Rows, Array], tuple[TrainState, dict[str, Array]]
 ]
 
 
@@ -141,6 +182,10 @@ def make_train_step(
     reconstruction_error: Callable[[Array, Array], Array],
     *,
     kernel: Kernel,
+    diagnostics: Callable[[Array, Array], dict[str, Array]],
+    diagnose_every: int,
+    bound: float = float("inf"),
+    max_skipped: int = 0,
     crop_padding: int = 0,
     flip: bool = False,
 ) -> TrainStep:
@@ -151,6 +196,10 @@ def make_train_step(
     class scores are gathered over the devices, batch statistics are shared, and
     gradients averaged.
 
+    A step is healthy if its loss and its gradient are finite and within a bound. One
+    that is not makes no update. It counts as skipped as long as skips are left, and
+    else as not made: the step of the state stays.
+
     Args:
       model: The network, with `AXIS` as its axis.
       optimizer: The optimiser.
@@ -158,6 +207,11 @@ def make_train_step(
         terms.
       reconstruction_error: From images and reconstructions to a mean over images.
       kernel: Kernel on Z, for the means that are logged.
+      diagnostics: From ``z_s, z_t`` to numbers that are logged at the last step of an
+        epoch, and at each that is not healthy; zero elsewhere.
+      diagnose_every: Steps in an epoch.
+      bound: Largest loss and largest norm of a gradient, before clipping.
+      max_skipped: How many steps of a run may be skipped.
       crop_padding: Pixels of the random crop; 0 for none.
       flip: Whether images are mirrored at random.
 
@@ -173,18 +227,19 @@ def make_train_step(
         return augment.random_flip(keys, images) if flip else images
 
     def train_step(
-        state: TrainState, data: TrainingData, rows_s: Array, rows_t: Array, key: Array
-    ) -> tuple[TrainState, Array, dict[str, Array]]:
-        batch_size = len(rows_s)
+        state: TrainState, data: TrainingData, rows: Rows, key: Array
+    ) -> tuple[TrainState, dict[str, Array]]:
+        batch_size = len(rows.s)
         shard = batch_size // lax.axis_size(AXIS)
         own = lax.axis_index(AXIS) * shard + jnp.arange(shard, dtype=jnp.int32)
         positions = jnp.concatenate([own, batch_size + own])
-        rows = jnp.concatenate([rows_s[own], rows_t[own]])
-        images = prepare(data, rows, positions, _fold(key, Purpose.AUGMENT, state.step))
-        labels_s = data.labels[rows_s]
+        own_rows = jnp.concatenate([rows.s[own], rows.t[own]])
+        augment_key = _fold(key, Purpose.AUGMENT, state.step)
+        images = prepare(data, own_rows, positions, augment_key)
+        labels_s = data.labels[rows.s]
         y_s = jax.nn.one_hot(labels_s, model.num_classes)
 
-        def loss_fn(params: Any) -> tuple[Array, tuple[dict[str, Array], Any]]:
+        def loss_fn(params: Any) -> tuple[Array, tuple[dict[str, Array], Any, Any]]:
             outputs, updated = model.apply(
                 {"params": params, "batch_stats": state.batch_stats},
                 augment.normalise(images, state.mean, state.std),
@@ -207,16 +262,27 @@ def make_train_step(
                     jnp.argmax(logits_t, 1), length=model.num_classes
                 ),
             }
-            return loss, (metrics, updated["batch_stats"])
+            return loss, (metrics, updated["batch_stats"], (z_s, z_t))
 
-        (loss, (metrics, batch_stats)), gradients = jax.value_and_grad(
+        (loss, (metrics, batch_stats, z)), gradients = jax.value_and_grad(
             loss_fn, has_aux=True
         )(state.params)
         # Each device has the gradient of the same global loss by its own images,
         # times the number of devices: the transpose of a gather adds them up.
         gradients = lax.pmean(gradients, AXIS)
-        metrics["gradient_norm"] = optax.tree.norm(gradients)
-        finite = jnp.isfinite(loss) & jnp.isfinite(metrics["gradient_norm"])
+        norms = {part: optax.tree.norm(tree) for part, tree in gradients.items()}
+        norm = optax.tree.norm(norms)
+        # Of NaN both comparisons are false.
+        healthy = (jnp.abs(loss) <= bound) & (norm <= bound)
+        healthy &= jnp.isfinite(loss) & jnp.isfinite(norm)
+        metrics |= {f"gradient_norm_{part}": value for part, value in norms.items()}
+        metrics |= {"gradient_norm": norm, "healthy": healthy}
+        metrics |= lax.cond(
+            ((state.step + 1) % diagnose_every == 0) | ~healthy,
+            diagnostics,
+            lambda *z: jax.tree.map(jnp.zeros_like, jax.eval_shape(diagnostics, *z)),
+            *z,
+        )
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         updated = state.replace(
             step=state.step + 1,
@@ -224,63 +290,65 @@ def make_train_step(
             batch_stats=batch_stats,
             opt_state=opt_state,
         )
-        return updated, finite, metrics
+        skip = (state.skipped < max_skipped).astype(jnp.int32)
+        kept = state.replace(step=state.step + skip, skipped=state.skipped + skip)
+        state = jax.tree.map(functools.partial(jnp.where, healthy), updated, kept)
+        return state, metrics
 
     return train_step
 
 
-def make_train_epoch(
-    train_step: TrainStep,
-    *,
-    batch_size: int,
-    steps_per_epoch: int,
-    num_steps: int,
-    shared_batch: bool = False,
-) -> Callable[[TrainState, TrainingData, Array], tuple[TrainState, dict[str, Array]]]:
-    """Makes the function that trains for an epoch, or the rest of one, in one scan.
+def make_train_steps(
+    train_step: TrainStep, *, steps_per_epoch: int
+) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
+    """Makes the function that trains for an epoch or a part of it, in one loop.
+
+    It is one program for any number of steps, so that an epoch in parts is, bit for
+    bit, the epoch in one.
 
     Args:
       train_step: The step.
-      batch_size: Images of s, and of t, in a step, over all devices.
       steps_per_epoch: Steps in an epoch.
-      num_steps: Steps to make: all of an epoch, or those that are left of it.
-      shared_batch: Whether t has the images of s rather than its own.
 
     Returns:
-      A function ``(state, data, key) -> (state, metrics)`` of one device of `AXIS`;
-      each metric is stacked over steps. From a step on whose loss or gradient is
-      not finite, the state stays as it was before that step.
+      A function ``(state, data, rows, key, num_steps) -> (state, history)`` of one
+      device of `AXIS`. The history has each metric of the epoch's steps, zero where
+      none was made. It ends before the steps are made where one is not healthy and
+      may not be skipped: that one is in the history, but the state is from before it.
     """
 
-    def train_epoch(
-        state: TrainState, data: TrainingData, key: Array
+    def train_steps(
+        state: TrainState, data: TrainingData, rows: Rows, key: Array, num_steps: Array
     ) -> tuple[TrainState, dict[str, Array]]:
-        epoch, first = state.step // steps_per_epoch, state.step % steps_per_epoch
+        def step(state: TrainState) -> tuple[TrainState, dict[str, Array]]:
+            position = state.step % steps_per_epoch
+            rows_now = jax.tree.map(lambda array: array[position], rows)
+            return train_step(state, data, rows_now, key)
 
-        def batches(purpose: Purpose, size: int) -> Array:
-            """Returns the rows of the steps to make, shape (num_steps, batch_size)."""
-            length = steps_per_epoch * batch_size
-            order = epoch_order(_fold(key, purpose, epoch), size, length)
-            return lax.dynamic_slice_in_dim(
-                order.reshape(steps_per_epoch, batch_size), first, num_steps
+        def goes_on(carry: tuple[TrainState, Any, Array]) -> Array:
+            state, _, running = carry
+            return running & (state.step < last)
+
+        def body(carry: tuple[TrainState, Any, Array]) -> tuple[TrainState, Any, Array]:
+            state, history, _ = carry
+            updated, metrics = step(state)
+            position = state.step % steps_per_epoch
+            history = jax.tree.map(
+                lambda all_, one: all_.at[position].set(one), history, metrics
             )
+            return updated, history, updated.step > state.step
 
-        rows_s = data.labelled[batches(Purpose.ORDER_S, len(data.labelled))]
-        rows_t = rows_s if shared_batch else batches(Purpose.ORDER_T, len(data.images))
+        last = state.step + num_steps
+        history = jax.tree.map(
+            lambda metric: jnp.zeros((steps_per_epoch, *metric.shape), metric.dtype),
+            jax.eval_shape(step, state)[1],
+        )
+        state, history, _ = lax.while_loop(
+            goes_on, body, (state, history, jnp.array(True))
+        )
+        return state, history
 
-        def body(
-            carry: tuple[TrainState, Array], rows: tuple[Array, Array]
-        ) -> tuple[tuple[TrainState, Array], dict[str, Array]]:
-            state, healthy = carry
-            updated, finite, metrics = train_step(state, data, *rows, key)
-            healthy &= finite
-            state = jax.tree.map(functools.partial(jnp.where, healthy), updated, state)
-            return (state, healthy), metrics
-
-        (state, _), metrics = lax.scan(body, (state, jnp.array(True)), (rows_s, rows_t))
-        return state, metrics
-
-    return train_epoch
+    return train_steps
 
 
 def make_evaluate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import importlib.metadata
@@ -23,15 +24,23 @@ from kln_jax import datasets, metrics, networks, objectives, optim, parallel, st
 from kln_jax.augment import channel_statistics
 from kln_jax.checkpoint import Checkpoints
 from kln_jax.cmmd import check_ridge
+from kln_jax.interruption import Interrupted, Interruption
 from kln_jax.kernels import Kernel, gaussian_mixture, linear
 from kln_jax.steps import TrainingData, TrainState
 
 logger = logging.getLogger("kln_jax")
 
 # Keys that say where a run computes, not what: a run may go on with others.
-_WHEREABOUTS = ("data_dir", "platform", "checkpoint_every")
+_WHEREABOUTS = (
+    "data_dir",
+    "platform",
+    "checkpoint_every",
+    "checkpoint_every_steps",
+    "keep_last",
+    "keep_best",
+)
 
-# The key to turn first when a metric of a step is not finite.
+# The key to turn first when a metric of a step is not healthy.
 _KNOBS = {
     "cmmd": "ridge (raise it)",
     "reconstruction": "learning_rate (lower it) or clip_norm (set it)",
@@ -40,9 +49,15 @@ _KNOBS = {
     "gradient_norm": "ridge (raise it) or learning_rate (lower it)",
 }
 
+# What `gram_diagnostics` gives: logged as of the last step of an epoch.
+_DIAGNOSTICS = ("pivot_smallest", "pivot_largest", "median_squared_distance")
 
-class NonFiniteError(RuntimeError):
-    """A loss, gradient or parameter is not finite; the message says which and when."""
+# A signal is answered between two calls of compiled code, so these may not be long.
+_SECONDS_A_CALL = 2.0
+
+
+class DivergenceError(RuntimeError):
+    """A loss, gradient or parameter is not finite or too large; the message says it."""
 
 
 class Run(NamedTuple):
@@ -64,28 +79,32 @@ class Run(NamedTuple):
 
 
 class _Program(NamedTuple):
-    """The compiled functions of a run, each over all devices."""
+    """The compiled functions of a run, each but the first over all devices."""
 
     init: Callable[[jax.Array], TrainState]
-    train_epoch: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
-    # The same for a number of steps, to end an epoch that was begun earlier.
-    train_steps: Callable[[int], Callable[..., Any]]
+    rows: Callable[..., steps.Rows]
+    train: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
     evaluate: Callable[..., dict[str, jax.Array]]
     steps_per_epoch: int
 
 
 def train_and_evaluate(
-    config: ConfigDict, workdir: str | None = None
+    config: ConfigDict,
+    workdir: str | None = None,
+    *,
+    interruption: Interruption | None = None,
 ) -> dict[str, Any]:
     """Trains and evaluates as a configuration says, or goes on with it.
 
     The working directory gets ``config.json``, ``metrics.jsonl`` (a line an epoch),
     ``tensorboard/``, ``checkpoints/``, ``labelled.npy`` (rows of the labelled
-    images) and, at the end, ``result.json``.
+    images) and, at the end, ``result.json``. Of several processes only the first
+    reads and writes it.
 
     Args:
       config: All keys of ``configs/default.py``.
       workdir: Working directory; None makes a fresh one below ``runs/``.
+      interruption: Signals to listen to; none by default.
 
     Returns:
       The content of ``result.json``.
@@ -93,117 +112,369 @@ def train_and_evaluate(
     Raises:
       ValueError: If the configuration, the data, the device or the working directory
         will not do.
-      NonFiniteError: If training diverges; the last finite state is saved.
+      DivergenceError: If training diverges; the last healthy state is saved.
+      CheckpointError: If no checkpoint can be written, or none of those read.
+      Interrupted: If a signal came; the state is saved.
     """
     _validate(config)
     parallel.choose_platform(config.platform)
     parallel.check_batch_size(config.batch_size)
     logger.info(parallel.describe())
-    directory = pathlib.Path(workdir) if workdir else None
+    is_main = parallel.is_main()
+    if not is_main:
+        logger.setLevel(logging.ERROR)  # The first one says the rest.
+    interruption = interruption or Interruption()
+    directory = pathlib.Path(workdir) if workdir and is_main else None
+    with interruption.may_leave(lambda: "nothing was trained by this start."):
+        if directory:
+            _check_same_config(config, directory)
+        finished = bool(directory and (directory / "result.json").exists())
+        if parallel.from_main(np.asarray(finished)):
+            return _finished(directory)
+        data = _load(config)
+        _warn_of_shared_images(data)
+        labelled = _labelled_rows(config, data.train_labels, directory)
+        labelled = parallel.from_main(labelled)
+        program = _compile(config, data)
+
+    if is_main:
+        directory = directory or _fresh_directory(config)
+        directory.mkdir(parents=True, exist_ok=True)
+        print(f"Working directory: {directory}", flush=True)
+        metrics.write_json(directory / "config.json", json.loads(config.to_json()))
+        _store_rows(directory / "labelled.npy", labelled)
+    training = _Training(config, data, labelled, program, interruption)
+    with parallel.lost_processes_said():
+        result = _result(config, data, *training.run(directory, show=is_main))
     if directory:
-        _check_same_config(config, directory)
-        if (directory / "result.json").exists():
-            result = json.loads((directory / "result.json").read_text())
-            print(f"This run is finished; nothing is left to do.\n{_closing(result)}")
-            print(f"Everything lies in {directory}.")
-            return result
-
-    data = _load(config)
-    _warn_of_shared_images(data)
-    labelled = _labelled_rows(config, data.train_labels, directory)
-    program = _compile(config, data)
-
-    directory = directory or _fresh_directory(config)
-    directory.mkdir(parents=True, exist_ok=True)
-    print(f"Working directory: {directory}")
-    metrics.write_json(directory / "config.json", json.loads(config.to_json()))
-    _store_rows(directory / "labelled.npy", labelled)
-    result = _run(config, data, labelled, program, directory)
-    metrics.write_json(directory / "result.json", result)
-    print(f"{_closing(result)}\nEverything lies in {directory}.")
+        metrics.write_json(directory / "result.json", result)
+        print(f"{_closing(result)}\nEverything lies in {directory}.")
     return result
 
 
-def load_run(workdir: str | pathlib.Path) -> Run:
+def train_in_memory(
+    config: ConfigDict,
+    data: datasets.Dataset,
+    labelled: np.ndarray,
+    *,
+    show: bool = False,
+) -> Run:
+    """Trains on a data set that is at hand, and writes nothing.
+
+    Args:
+      config: All keys of ``configs/default.py`` but those of data and of the run.
+      data: The data set.
+      labelled: Rows of its labelled images.
+      show: Whether to show each epoch, on a bar or in the log.
+
+    Returns:
+      The trained `Run`.
+
+    Raises:
+      ValueError: If the configuration or the data will not do.
+      DivergenceError: If training diverges.
+    """
+    _validate(config)
+    parallel.check_batch_size(config.batch_size)
+    training = _Training(config, data, labelled, _compile(config, data), Interruption())
+    state, _ = training.run(None, show=show)
+    return Run(config, data, labelled, _model(config, data), state)
+
+
+def load_run(workdir: str | pathlib.Path, *, best: bool = False) -> Run:
     """Reads a run back from its working directory.
 
     Args:
       workdir: Working directory of `train_and_evaluate`.
+      best: Whether to take the state with the smallest validation error, of a run
+        with ``keep_best``, instead of the newest.
 
     Returns:
-      The `Run`, with its newest checkpoint.
+      The `Run`.
 
     Raises:
-      ValueError: If there is no run, or none with a checkpoint.
+      ValueError: If there is no run, or none with such a checkpoint.
+      CheckpointError: If its checkpoints are damaged.
     """
     directory = pathlib.Path(workdir)
     if not (directory / "config.json").exists():
         raise ValueError(f"{directory} holds no run: config.json is missing.")
     config = ConfigDict(json.loads((directory / "config.json").read_text()))
-    data = _load(config)
-    model = _model(config, data)
-    labelled = _labelled_rows(config, data.train_labels, directory)
+    try:
+        data = _load(config)
+        model = _model(config, data)
+        labelled = _labelled_rows(config, data.train_labels, directory)
+        program = _compile(config, data)
+    except (AttributeError, KeyError) as error:
+        raise ValueError(
+            f"{directory / 'config.json'} was written by another version of kln_jax: "
+            f"it has no {str(error).strip(chr(34) + chr(39))}."
+        ) from error
     with Checkpoints(directory / "checkpoints") as checkpoints:
-        state = checkpoints.restore_latest(_compile(config, data).init(_key(config)))
-    if state is None:
+        like = jax.eval_shape(program.init, _key(config))
+        restored = checkpoints.restore(like, best=best)
+    if restored is None:
         raise ValueError(f"{directory} holds no checkpoint yet.")
-    return Run(config, data, labelled, model, state)
+    return Run(config, data, labelled, model, restored.state)
 
 
-def _run(
+def _finished(directory: pathlib.Path | None) -> dict[str, Any]:
+    if directory is None:
+        return {}
+    result: dict[str, Any] = json.loads((directory / "result.json").read_text())
+    print(f"This run is finished; nothing is left to do.\n{_closing(result)}")
+    print(f"Everything lies in {directory}.")
+    return result
+
+
+class _Progress:
+    """Where a run stands: what its checkpoints hold.
+
+    Attributes:
+      state: The state, on all devices.
+      step: The number of steps made.
+      history: The metrics of each step of the epoch under way, by name; zero for
+        steps that are still to be made.
+    """
+
+    def __init__(
+        self, program: _Program, key: jax.Array, checkpoints: Checkpoints | None
+    ) -> None:
+        restored = None
+        if checkpoints:
+            restored = checkpoints.restore(jax.eval_shape(program.init, key))
+        state = restored.state if restored else jax.device_get(program.init(key))
+        state = parallel.from_main(state)
+        self.state: TrainState = parallel.replicate(state, axis_name=steps.AXIS)
+        self.step = int(state.step)
+        self.history = restored.history if restored else {}
+        self._saved_step = self.step
+        self._checkpoints = checkpoints
+        if restored:
+            logger.info("continuing after step %d", self.step)
+
+    def advance(
+        self, state: TrainState, history: Mapping[str, np.ndarray], made: slice
+    ) -> None:
+        """Takes over a new state, and of an epoch's metrics those of some steps."""
+        if made.start == 0:
+            self.history = {name: np.zeros_like(all_) for name, all_ in history.items()}
+        for name, all_ in history.items():
+            self.history[name][made] = all_[made]
+        self.state, self.step = state, int(state.step)
+
+    def save(self, *, error: float | None = None) -> None:
+        """Saves it in the background."""
+        if self._checkpoints:
+            self._checkpoints.save(self.step, self.state, self.history, error=error)
+        self._saved_step = self.step
+
+    def save_and_say(self) -> str:
+        """Saves it, waits until that is done, and says where the run goes on from."""
+        if self.step != self._saved_step:
+            self.save()
+        if self._checkpoints:
+            self._checkpoints.wait()
+        if self.step == 0:
+            return "nothing is trained yet; the same command starts anew."
+        return f"the state after step {self.step} is saved; the same command goes on."
+
+
+class _Training:
+    """A run under way."""
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        data: datasets.Dataset,
+        labelled: np.ndarray,
+        program: _Program,
+        interruption: Interruption,
+    ) -> None:
+        self._config = config
+        self._class_names = data.class_names
+        self._program = program
+        self._interruption = interruption
+        self._key = _key(config)
+        replicate = functools.partial(parallel.replicate, axis_name=steps.AXIS)
+        self._train_data = TrainingData(
+            *replicate((data.train_images, data.train_labels, labelled))
+        )
+        self._eval_data = replicate((data.eval_images, data.eval_labels))
+        self._seconds_a_step = _SECONDS_A_CALL  # Until it is known: one step a call.
+
+    def run(
+        self, directory: pathlib.Path | None, *, show: bool
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """Trains from the newest checkpoint, or from the start, to the last epoch.
+
+        Args:
+          directory: The working directory; None to keep nothing.
+          show: Whether to show each epoch, on a bar or in the log.
+
+        Returns:
+          The last state, and the metrics of the last epoch.
+        """
+        config, spe = self._config, self._program.steps_per_epoch
+        with contextlib.ExitStack() as stack:
+            checkpoints = writer = bar = None
+            if directory:
+                checkpoints = stack.enter_context(
+                    Checkpoints(
+                        directory / "checkpoints",
+                        keep_last=config.keep_last,
+                        keep_best=config.keep_best,
+                    )
+                )
+            self._progress = _Progress(self._program, self._key, checkpoints)
+            epoch, position = divmod(self._progress.step, spe)
+            if directory:
+                writer = metrics.MetricWriter(directory, last_epoch=epoch)
+                stack.enter_context(writer)
+            scalars = writer.last if writer else {}
+            if show:
+                bar = metrics.progress_bar(
+                    config.num_epochs, done=scalars.get("epoch", 0)
+                )
+                stack.enter_context(bar)
+                stack.enter_context(logging_redirect_tqdm([logger]))
+            start = time.perf_counter() - scalars.get("wall_seconds", 0.0)
+            # An epoch is over once its line is written; a stop may come just before.
+            over = int(parallel.from_main(np.int32(scalars.get("epoch", 0))))
+            self._rows = self._rows_of(epoch)
+            with self._interruption.may_leave(self._progress.save_and_say):
+                # No step: all is compiled, while nothing waits for it.
+                self._progress.state, _ = self._call(0)
+            while True:
+                if position == 0 and epoch > over:
+                    scalars = {**self._end_epoch(epoch), "wall_seconds": 0.0}
+                    scalars["wall_seconds"] = round(time.perf_counter() - start, 2)
+                    over = epoch
+                    if writer:
+                        writer.write(self._progress.step, scalars)
+                    is_last = epoch == config.num_epochs
+                    if is_last or epoch % config.checkpoint_every == 0 or self._due():
+                        self._progress.save(
+                            error=scalars.get("validation_error_percent")
+                        )
+                    if bar is not None:
+                        metrics.show(bar, scalars, logger)
+                if epoch == config.num_epochs:
+                    return self._progress.state, scalars
+                if position == 0:
+                    self._rows = self._rows_of(epoch)
+                self._make_steps(epoch, position)
+                epoch, position = divmod(self._progress.step, spe)
+
+    def _rows_of(self, epoch: int) -> steps.Rows:
+        return self._program.rows(self._train_data, self._key, np.int32(epoch))
+
+    def _call(self, num_steps: int) -> tuple[TrainState, dict[str, jax.Array]]:
+        return self._program.train(
+            self._progress.state,
+            self._train_data,
+            self._rows,
+            self._key,
+            np.int32(num_steps),
+        )
+
+    def _make_steps(self, epoch: int, position: int) -> None:
+        """Makes as many steps as take some seconds, within the epoch."""
+        config, progress = self._config, self._progress
+        wanted = max(1, int(_SECONDS_A_CALL / self._seconds_a_step))
+        votes = parallel.gather([self._interruption.received is not None, wanted])
+        if votes[:, 0].any():
+            raise Interrupted(f"{self._interruption.name}: {progress.save_and_say()}")
+        left = self._program.steps_per_epoch - position
+        if every := config.checkpoint_every_steps:
+            left = min(left, every - progress.step % every)
+        num_steps = min(left, int(votes[0, 1]))
+
+        start = time.perf_counter()
+        state, history = self._call(num_steps)
+        history = jax.device_get(history)
+        self._seconds_a_step = (time.perf_counter() - start) / num_steps
+
+        healthy = history["healthy"][position : position + num_steps]
+        made = int(state.step) - progress.step
+        # The step that stopped it is among the metrics, but not among those made.
+        tried = slice(position, position + min(num_steps, made + 1))
+        progress.advance(state, history, tried)
+        skipped = np.flatnonzero(~healthy[:made]).tolist()
+        for count, i in enumerate(skipped, 1 + int(state.skipped) - len(skipped)):
+            logger.warning(
+                "%s; the step is skipped, %d of at most %d.",
+                self._trouble(epoch, position + i),
+                count,
+                config.max_skipped_steps,
+            )
+        leaves = jax.tree.leaves((state.params, state.batch_stats))
+        if not all(bool(jnp.isfinite(leaf).all()) for leaf in leaves):
+            raise DivergenceError(
+                f"Parameters are not finite after step {progress.step}; the last "
+                "checkpoint before it is kept. Turn learning_rate (lower it) or "
+                "clip_norm (set it)."
+            )
+        if made < num_steps:
+            trouble = self._trouble(epoch, position + made)
+            raise DivergenceError(f"{trouble}; before it, {progress.save_and_say()}")
+        # At the end of an epoch its evaluation comes first.
+        if position + num_steps < self._program.steps_per_epoch and self._due():
+            progress.save()
+
+    def _due(self) -> bool:
+        """Whether a checkpoint is due at this step, whatever the epoch."""
+        every = self._config.checkpoint_every_steps
+        return bool(every) and self._progress.step % every == 0
+
+    def _trouble(self, epoch: int, position: int) -> str:
+        """Says which metric of a step is not healthy, and what to turn."""
+        history, bound = self._progress.history, self._config.divergence_bound
+        values = {name: float(history[name][position]) for name in _KNOBS}
+        name = metrics.first_unhealthy(values, bound=bound)
+        low, high = (float(history[name][position]) for name in _DIAGNOSTICS[:2])
+        return (
+            f"{name} is {values[name]:.4g} at step "
+            f"{epoch * self._program.steps_per_epoch + position} (pivots of the Gram "
+            f"matrices {low:.2g} to {high:.2g}, so their condition number is at least "
+            f"{high / low:.2g}). Turn {_KNOBS[name]}"
+        )
+
+    def _end_epoch(self, epoch: int) -> dict[str, Any]:
+        """Evaluates, and returns all that is logged of the epoch."""
+        history = dict(self._progress.history)
+        _warn_of_collapse(history.pop("predicted"), self._class_names, epoch)
+        healthy = history.pop("healthy")
+        last = {name: history.pop(name)[-1:] for name in _DIAGNOSTICS}
+        made = {name: values[healthy] for name, values in history.items()}
+        with contextlib.ExitStack() as stack:
+            # Several processes agree on a stop after it: none may leave alone.
+            if jax.process_count() == 1:
+                stack.enter_context(
+                    self._interruption.may_leave(self._progress.save_and_say)
+                )
+            evaluated = _evaluate(
+                self._program,
+                self._progress.state,
+                self._eval_data,
+                self._config.evaluate_on,
+            )
+        return {"epoch": epoch, **metrics.epoch_means({**made, **last}), **evaluated}
+
+
+def _result(
     config: ConfigDict,
     data: datasets.Dataset,
-    labelled: np.ndarray,
-    program: _Program,
-    directory: pathlib.Path,
+    state: TrainState,
+    scalars: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Trains from the newest checkpoint, or from the start, to the last epoch."""
-    key = _key(config)
-    replicate = functools.partial(parallel.replicate, axis_name=steps.AXIS)
-    train_data = TrainingData(
-        *replicate((data.train_images, data.train_labels, labelled))
-    )
-    eval_data = replicate((data.eval_images, data.eval_labels))
-    spe = program.steps_per_epoch
-    with Checkpoints(directory / "checkpoints") as checkpoints:
-        state = replicate(program.init(key))
-        restored = checkpoints.restore_latest(state)
-        if restored is not None:
-            state = restored
-            logger.info("continuing after step %d", state.step)
-        done, steps_done = divmod(int(state.step), spe)
-        with (
-            metrics.MetricWriter(directory, last_epoch=done) as writer,
-            metrics.progress_bar(config.num_epochs, done=done) as bar,
-            logging_redirect_tqdm([logger]),
-        ):
-            start = time.perf_counter() - writer.wall_seconds
-            scalars = writer.last
-            for epoch in range(done + 1, config.num_epochs + 1):
-                train, first = program.train_epoch, (epoch - 1) * spe
-                if steps_done:  # An epoch that was begun earlier is ended.
-                    train = program.train_steps(spe - steps_done)
-                    first, steps_done = first + steps_done, 0
-                state, stacked = train(state, train_data, key)
-                stacked = jax.device_get(stacked)
-                _check_finite(stacked, state, checkpoints, first)
-                _warn_of_collapse(stacked.pop("predicted"), data.class_names, epoch)
-                scalars = {
-                    "epoch": epoch,
-                    **metrics.epoch_means(stacked),
-                    **_evaluate(program, state, eval_data, config.evaluate_on),
-                    "wall_seconds": round(time.perf_counter() - start, 2),
-                }
-                if epoch % config.checkpoint_every == 0 or epoch == config.num_epochs:
-                    checkpoints.save(int(state.step), state)
-                writer.write(int(state.step), scalars)
-                metrics.show(bar, scalars, logger)
     part = config.evaluate_on
     return {
         f"{part}_error_percent": scalars[f"{part}_error_percent"],
         f"num_{part}_images": len(data.eval_labels),
         "epochs": config.num_epochs,
         "steps": int(state.step),
+        "skipped_steps": int(state.skipped),
         "wall_seconds": scalars["wall_seconds"],
         "seed": config.seed,
         "dataset": config.dataset,
@@ -272,6 +543,12 @@ def _compile(config: ConfigDict, data: datasets.Dataset) -> _Program:
         ),
         reconstruction_error,
         kernel=kernel,
+        diagnostics=functools.partial(
+            objectives.gram_diagnostics, kernel=kernel, ridge=config.ridge
+        ),
+        diagnose_every=steps_per_epoch,
+        bound=config.divergence_bound,
+        max_skipped=config.max_skipped_steps if config.on_nonfinite == "skip" else 0,
         crop_padding=config.crop_padding,
         flip=config.flip,
     )
@@ -282,29 +559,28 @@ def _compile(config: ConfigDict, data: datasets.Dataset) -> _Program:
         else (np.zeros(channels), np.ones(channels))
     )
 
-    def train_steps(num_steps: int) -> Callable[..., Any]:
-        train = steps.make_train_epoch(
-            train_step,
-            batch_size=config.batch_size,
-            steps_per_epoch=steps_per_epoch,
-            num_steps=num_steps,
-            shared_batch=config.pairing == "shared",
-        )
-        return parallel.data_parallel(train, axis_name=steps.AXIS, donate=True)
-
+    over_devices = functools.partial(parallel.data_parallel, axis_name=steps.AXIS)
     return _Program(
         init=jax.jit(
             lambda key: steps.init_state(
                 model, optimizer, key, mean=mean, std=std, image_shape=image_shape
             )
         ),
-        train_epoch=train_steps(steps_per_epoch),
-        train_steps=train_steps,
-        evaluate=parallel.data_parallel(
+        rows=over_devices(
+            steps.make_epoch_rows(
+                batch_size=config.batch_size,
+                steps_per_epoch=steps_per_epoch,
+                shared_batch=config.pairing == "shared",
+            )
+        ),
+        train=over_devices(
+            steps.make_train_steps(train_step, steps_per_epoch=steps_per_epoch),
+            donate=True,
+        ),
+        evaluate=over_devices(
             steps.make_evaluate(
                 model, reconstruction_error, batch_size=2 * config.batch_size
-            ),
-            axis_name=steps.AXIS,
+            )
         ),
         steps_per_epoch=steps_per_epoch,
     )
@@ -394,6 +670,8 @@ def _validate(config: ConfigDict) -> None:
     """Refuses what no run can mean, before anything is loaded or written."""
     least = dict(num_epochs=1, batch_size=1, checkpoint_every=1, latent_dim=1)
     least |= dict(num_labels=0, width=0, crop_padding=0)
+    least |= dict(checkpoint_every_steps=0, keep_last=1, keep_best=0)
+    least |= dict(max_skipped_steps=1, divergence_bound=1)
     least |= dict(learning_rate=0, momentum=0, b1=0, b2=0, weight_decay=0, lr_decay=0)
     least |= dict(warmup_steps=0, clip_norm=0)
     least |= dict(reconstruction_weight=0, confidence_weight=0)
@@ -408,10 +686,16 @@ def _validate(config: ConfigDict) -> None:
         reconstruction_reduction=("sum", "mean"),
         pairing=("independent", "shared"),
         dtype=("float32", "bfloat16"),
+        on_nonfinite=("stop", "skip"),
     )
     for name, allowed in choices.items():
         if config[name] not in allowed:
             raise ValueError(f"{name}={config[name]!r} must be one of {allowed}.")
+    if config.keep_best and config.evaluate_on != "validation":
+        raise ValueError(
+            f"keep_best={config.keep_best} needs evaluate_on='validation' (and a "
+            "validation_fraction): nothing is chosen by the test set."
+        )
     if any(not isinstance(epoch, int) for epoch in config.lr_milestones):
         raise ValueError(f"lr_milestones={config.lr_milestones} must be whole epochs.")
     _kernels(config)
@@ -445,32 +729,6 @@ def _fresh_directory(config: ConfigDict) -> pathlib.Path:
     candidates = [name, *(f"{name}-{i}" for i in range(2, 100))]
     paths = (pathlib.Path("runs") / candidate for candidate in candidates)
     return next(path for path in paths if not path.exists())
-
-
-def _check_finite(
-    stacked: Mapping[str, np.ndarray],
-    state: TrainState,
-    checkpoints: Checkpoints,
-    first_step: int,
-) -> None:
-    """Stops a run that diverged, once its last finite state is saved."""
-    found = metrics.first_nonfinite(stacked, tuple(_KNOBS))
-    leaves = jax.tree.leaves((state.params, state.batch_stats))
-    finite = all(bool(jnp.isfinite(leaf).all()) for leaf in leaves)
-    if found is None and finite:
-        return
-    if finite:
-        checkpoints.save(int(state.step), state)
-    if found is None:
-        raise NonFiniteError(
-            f"Parameters are not finite after step {int(state.step)}; nothing of this "
-            "epoch is saved. Turn learning_rate (lower it) or clip_norm (set it)."
-        )
-    step, name = found
-    raise NonFiniteError(
-        f"{name} is {stacked[name][step]} at step {first_step + step}; the state "
-        f"before it is saved. Turn {_KNOBS[name]}."
-    )
 
 
 def _warn_of_collapse(

@@ -7,14 +7,17 @@ import pytest
 from kln_jax import metrics
 
 
-def test_first_nonfinite_names_the_term_before_the_sum():
-    nan = np.array([1.0, 2.0, np.nan])
-    stacked = {"loss": nan, "cmmd": np.ones(3), "reconstruction": nan}
-    names = ("cmmd", "reconstruction", "loss")
-    assert metrics.first_nonfinite(stacked, names) == (2, "reconstruction")
-    stacked["cmmd"] = np.array([1.0, np.inf, 1.0])
-    assert metrics.first_nonfinite(stacked, names) == (1, "cmmd")
-    assert metrics.first_nonfinite({"loss": np.ones(3)}, ("loss",)) is None
+def test_first_unhealthy_names_the_term_before_the_sum():
+    nan = float("nan")
+    values = {"cmmd": 1.0, "reconstruction": nan, "loss": nan}
+    assert metrics.first_unhealthy(values, bound=10.0) == "reconstruction"
+    assert metrics.first_unhealthy({**values, "cmmd": -11.0}, bound=10.0) == "cmmd"
+    assert metrics.first_unhealthy(dict(cmmd=1.0, loss=2.0), bound=10.0) == "loss"
+
+
+def test_epoch_means_leave_out_what_no_step_gave():
+    none = np.zeros(0)
+    assert metrics.epoch_means({"loss": none, "k_sum": none, "k_count": none}) == {}
 
 
 def test_epoch_means_divide_sums_by_counts():
@@ -35,14 +38,14 @@ def _epoch(epoch):
 
 def test_metric_writer_goes_on_after_the_last_epoch_that_was_saved(tmp_path):
     with metrics.MetricWriter(tmp_path, last_epoch=0) as writer:
-        assert writer.wall_seconds == 0.0
+        assert writer.last == {}
         for epoch in (1, 2, 3):
             writer.write(10 * epoch, _epoch(epoch))
     # Interrupted while a line was being written.
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 4, "lo')
     with metrics.MetricWriter(tmp_path, last_epoch=2) as writer:
-        assert writer.wall_seconds == 20.0
+        assert writer.last["wall_seconds"] == 20.0
         assert writer.last["step"] == 20
         writer.write(30, _epoch(3))
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()

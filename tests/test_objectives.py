@@ -90,3 +90,22 @@ def test_a_term_without_weight_cannot_spoil_the_loss(batch):
     np.testing.assert_allclose(loss, terms["cmmd"])
     assert np.isfinite(loss)
     assert np.isnan(terms["reconstruction"])
+
+
+def test_gram_diagnostics_are_those_of_numpy():
+    z_s, z_t = np.random.default_rng(0).normal(size=(2, 6, 3)).astype(np.float32)
+    kernel = gaussian_mixture()
+    found = objectives.gram_diagnostics(
+        jnp.asarray(z_s), jnp.asarray(z_t), kernel=kernel, ridge=0.1
+    )
+    pivots = [
+        np.diag(np.linalg.cholesky(np.float64(kernel(z, z)) + 0.1 * np.eye(6))) ** 2
+        for z in (z_s, z_t)
+    ]
+    np.testing.assert_allclose(found["pivot_smallest"], np.min(pivots), rtol=1e-5)
+    np.testing.assert_allclose(found["pivot_largest"], np.max(pivots), rtol=1e-5)
+    z = np.concatenate([z_s, z_t])
+    pairs = [((z[i] - z[j]) ** 2).sum() for i in range(12) for j in range(i)]
+    np.testing.assert_allclose(
+        found["median_squared_distance"], np.median(pairs), rtol=1e-5
+    )

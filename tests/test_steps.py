@@ -70,30 +70,41 @@ def _data(network="mnist", size=40):
 def _train(
     network="mnist",
     devices=1,
-    num_steps=STEPS,
     optimizer=None,
     objective=OBJECTIVE,
     shared_batch=False,
-    **augmentation,
+    **options,
 ):
+    """Returns a function (state, data, key, steps to make) -> (state, history)."""
     step = steps.make_train_step(
         _model(network),
         optimizer or _optimizer(),
         objective,
         objectives.reconstruction_error,
         kernel=KERNEL,
-        **augmentation,
+        diagnostics=functools.partial(
+            objectives.gram_diagnostics, kernel=KERNEL, ridge=0.1
+        ),
+        diagnose_every=STEPS,
+        **options,
     )
-    epoch = steps.make_train_epoch(
-        step,
-        batch_size=BATCH,
-        steps_per_epoch=STEPS,
-        num_steps=num_steps,
-        shared_batch=shared_batch,
+    over_devices = functools.partial(
+        parallel.data_parallel,
+        axis_name=steps.AXIS,
+        devices=jax.devices()[:devices],
     )
-    return parallel.data_parallel(
-        epoch, axis_name=steps.AXIS, devices=jax.devices()[:devices]
+    draw = over_devices(
+        steps.make_epoch_rows(
+            batch_size=BATCH, steps_per_epoch=STEPS, shared_batch=shared_batch
+        )
     )
+    train = over_devices(steps.make_train_steps(step, steps_per_epoch=STEPS))
+
+    def run(state, data, key, num_steps=STEPS):
+        rows = draw(data, key, state.step // STEPS)
+        return train(state, data, rows, key, np.int32(num_steps))
+
+    return run
 
 
 KEY = jax.random.key(7)
@@ -132,9 +143,8 @@ def test_any_number_of_devices_is_the_same_training(network, devices):
 def _first_step():
     """The state after one step of plain gradient descent with rate 1, and its rows."""
     sgd = optax.sgd(1.0)
-    train = _train(devices=4, num_steps=1, optimizer=sgd)
     state = _state(optimizer=sgd)
-    after, metrics = train(state, _data(), KEY)
+    after, metrics = _train(devices=4, optimizer=sgd)(state, _data(), KEY, 1)
     data, length = _data(), STEPS * BATCH
 
     def rows(purpose, size):
@@ -184,14 +194,20 @@ def test_the_gradient_is_that_of_the_global_batch():
     np.testing.assert_allclose(
         metrics["gradient_norm"][0], optax.tree.norm(gradient), rtol=1e-4
     )
+    for part in ("encoder", "decoder", "classifier"):
+        np.testing.assert_allclose(
+            metrics[f"gradient_norm_{part}"][0],
+            optax.tree.norm(gradient[part]),
+            rtol=1e-4,
+        )
 
 
 def test_labelled_batches_take_labelled_rows_only():
     _, _, metrics, rows_s, rows_t = _first_step()
     assert np.isin(rows_s, _data().labelled).all()
     assert not np.isin(rows_t, _data().labelled).all()
-    assert metrics["predicted"].shape == (1, CLASSES)
-    assert metrics["predicted"].sum() == BATCH
+    assert metrics["predicted"].shape == (STEPS, CLASSES)
+    assert metrics["predicted"].sum() == BATCH  # Of the one step that was made.
 
 
 def test_logged_kernel_means_are_those_of_pairs():
@@ -218,42 +234,92 @@ def test_epoch_order_takes_each_row_once_before_any_twice():
     assert (order != other).any()
 
 
-def test_an_epoch_in_two_parts_is_the_same_epoch():
-    data, whole = _data(), _train()
-    state = _state()
-    expected, metrics = whole(state, data, KEY)
-    middle, first = _train(num_steps=2)(state, data, KEY)
-    actual, second = _train(num_steps=3)(middle, data, KEY)
-    # To rounding: scans of other lengths are other programs.
-    chex.assert_trees_all_close(actual, expected, rtol=1e-4, atol=1e-5)
-    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, second)
-    chex.assert_trees_all_close(both, metrics, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("devices", [1, 4])
+def test_an_epoch_in_parts_is_bit_for_bit_the_same_epoch(devices):
+    data, train = _data(), _train("mnist", devices)
+    expected, metrics = train(_state(), data, KEY)
+    state, parts = _state(), []
+    for num_steps in (2, 0, 1, 9):  # At most to the end of what is asked for.
+        state, part = train(state, data, KEY, min(num_steps, STEPS - int(state.step)))
+        parts.append(part)
+    chex.assert_trees_all_equal(state, expected)
+    # Where one part made a step, the others are zero.
+    chex.assert_trees_all_equal(
+        jax.tree.map(lambda *part: np.sum(part, axis=0, dtype=part[0].dtype), *parts),
+        jax.device_get(metrics),
+    )
     # The next epoch has another order.
-    _, third = whole(expected, data, KEY)
-    assert (third["loss"] != metrics["loss"]).all()
+    _, second = train(expected, data, KEY)
+    assert (second["loss"] != metrics["loss"]).all()
 
 
-def test_the_state_stays_as_before_the_first_step_that_is_not_finite():
+@functools.cache
+def _objective_that_fails():
+    """Returns an objective that is NaN at the third step, and all such steps."""
     data = _data()
     key = jax.random.fold_in(jax.random.fold_in(KEY, steps.Purpose.ORDER_S), 0)
-    order = data.labelled[
-        steps.epoch_order(key, len(data.labelled), STEPS * BATCH)
-    ].reshape(STEPS, BATCH)
-    counts = np.asarray((data.labels[order] == 0).sum(axis=1))
+    order = steps.epoch_order(key, len(data.labelled), STEPS * BATCH)
+    labels = data.labels[data.labelled[order].reshape(STEPS, BATCH)]
+    counts = np.asarray((labels == 0).sum(axis=1))
 
     def objective(z_s, y_s, z_t, logits_t, reconstruction):
         loss, terms = OBJECTIVE(z_s, y_s, z_t, logits_t, reconstruction)
         bad = jnp.sum(y_s[:, 0]).astype(jnp.int32) == counts[2]
         return jnp.where(bad, jnp.nan, loss), terms
 
-    first_bad = int(np.argmax(counts == counts[2]))
-    state = _state()
-    stopped, metrics = _train(objective=objective)(state, data, KEY)
+    return objective, np.flatnonzero(counts == counts[2])
+
+
+def test_the_state_stays_as_before_the_first_step_that_is_not_healthy():
+    objective, bad = _objective_that_fails()
+    stopped, metrics = _train(objective=objective)(_state(), _data(), KEY)
+    first_bad = bad[0]
     assert int(stopped.step) == first_bad
+    assert int(stopped.skipped) == 0
     assert np.isnan(metrics["loss"][first_bad])
-    expected, _ = _train(num_steps=first_bad)(state, data, KEY)
-    chex.assert_trees_all_close(stopped, expected, rtol=1e-4, atol=1e-5)
+    assert not metrics["healthy"][first_bad]
+    assert (metrics["loss"][first_bad + 1 :] == 0).all()
+    # The failing step is diagnosed, the ones before it are not.
+    assert metrics["pivot_smallest"][first_bad] >= 0.1
+    assert (metrics["pivot_smallest"][:first_bad] == 0).all()
+    expected, _ = _train(objective=objective)(_state(), _data(), KEY, first_bad)
+    chex.assert_trees_all_equal(stopped, expected)
     chex.assert_tree_all_finite((stopped.params, stopped.batch_stats))
+
+
+def test_steps_are_skipped_up_to_a_bound():
+    objective, bad = _objective_that_fails()
+    train = _train(objective=objective, max_skipped=STEPS - 1)
+    state, metrics = train(_state(), _data(), KEY)
+    assert (int(state.step), int(state.skipped)) == (STEPS, len(bad))
+    np.testing.assert_array_equal(np.flatnonzero(~metrics["healthy"]), bad)
+    chex.assert_tree_all_finite((state.params, state.batch_stats))
+    # The optimiser has not seen the skipped one.
+    before, _ = train(_state(), _data(), KEY, bad[0])
+    after, _ = train(before, _data(), KEY, 1)
+    chex.assert_trees_all_equal(
+        (after.params, after.batch_stats, after.opt_state),
+        (before.params, before.batch_stats, before.opt_state),
+    )
+    # With all skips used up it stops.
+    used = before.replace(skipped=jnp.int32(STEPS - 1))
+    stopped, _ = train(used, _data(), KEY, 1)
+    assert int(stopped.step) == bad[0]
+
+
+def test_a_loss_or_gradient_beyond_the_bound_is_not_healthy():
+    _, metrics = _train("mnist", 1)(_state(), _data(), KEY)
+    low, high = sorted(float(metrics[name][0]) for name in ("loss", "gradient_norm"))
+    assert high > 1.5 * low
+    state, _ = _train(bound=0.5 * (low + high))(_state(), _data(), KEY, 1)
+    assert int(state.step) == 0
+
+
+def test_the_last_step_of_an_epoch_is_diagnosed():
+    _, metrics = _train("mnist", 1)(_state(), _data(), KEY)
+    for name in ("pivot_smallest", "pivot_largest", "median_squared_distance"):
+        assert (metrics[name][:-1] == 0).all()
+        assert metrics[name][-1] > 0
 
 
 def test_shared_pairing_gives_t_the_images_of_s():
@@ -261,12 +327,12 @@ def test_shared_pairing_gives_t_the_images_of_s():
         loss, terms = OBJECTIVE(z_s, y_s, z_t, logits_t, reconstruction)
         return loss, {**terms, "apart": jnp.abs(z_s - z_t).max()}
 
-    _, shared = _train(objective=objective, shared_batch=True, num_steps=1)(
-        _state(), _data(), KEY
+    _, shared = _train(objective=objective, shared_batch=True)(
+        _state(), _data(), KEY, 1
     )
-    _, independent = _train(objective=objective, num_steps=1)(_state(), _data(), KEY)
-    np.testing.assert_allclose(shared["apart"], 0.0, atol=1e-5)
-    assert independent["apart"] > 0.1
+    _, independent = _train(objective=objective)(_state(), _data(), KEY, 1)
+    np.testing.assert_allclose(shared["apart"][0], 0.0, atol=1e-5)
+    assert independent["apart"][0] > 0.1
 
 
 @pytest.mark.parametrize("devices", [1, 8])

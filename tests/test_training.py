@@ -1,25 +1,28 @@
 """The loop, on the embedded digits and a network of a twentieth of the width."""
 
+import contextlib
 import functools
 import json
 import logging
 import pathlib
+import signal
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs import digits
 from kln_jax import metrics, steps, training
+from kln_jax.interruption import Interrupted, Interruption
 
 
 def _config(variant="supervised", **changes):
     config = digits.get_config(variant)
     # 40 divides over the eight devices, and makes 35 steps an epoch.
     config.update(width=0.05, latent_dim=8, batch_size=40, num_epochs=2)
-    config.update(lr_milestones=(), warmup_steps=0, **changes)
+    config.update(lr_milestones=(), warmup_steps=0)
+    config.update(changes)
     return config
 
 
@@ -62,8 +65,14 @@ def test_a_run_leaves_its_config_metrics_and_result(finished):
         "gradient_norm",
         "kernel_same",
         "kernel_different",
+        "gradient_norm_encoder",
+        "pivot_smallest",
+        "pivot_largest",
+        "median_squared_distance",
         "test_error_percent",
     }
+    # The ridge, and a unit diagonal with it, in float32.
+    assert 0.0999 < lines[-1]["pivot_smallest"] < lines[-1]["pivot_largest"] < 1.1001
     assert lines[-1]["test_error_percent"] == result["test_error_percent"]
     assert lines[-1]["kernel_same"] > lines[-1]["kernel_different"]
     assert lines[1]["loss"] < lines[0]["loss"]
@@ -98,33 +107,132 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
             training.train_and_evaluate(_config(checkpoint_every=1), str(tmp_path))
     assert not (tmp_path / "result.json").exists()
     assert [line["epoch"] for line in metrics.read_metrics(tmp_path)] == [1]
-    # It may go on from data elsewhere, and with checkpoints at other epochs.
+    # It may go on from data elsewhere, and with other checkpoints.
     with caplog.at_level(logging.INFO):
         again = training.train_and_evaluate(
-            _config(data_dir="elsewhere"), str(tmp_path)
+            _config(data_dir="elsewhere", checkpoint_every_steps=8), str(tmp_path)
         )
     assert "continuing after step 35" in caplog.text
-    varying = ("wall_seconds",)
-    assert {k: v for k, v in again.items() if k not in varying} == {
-        k: v for k, v in result.items() if k not in varying
-    }
-    lines, expected = metrics.read_metrics(tmp_path), metrics.read_metrics(workdir)
-    for line in (*lines, *expected):
-        line.pop("wall_seconds")
+    _assert_same_run(tmp_path, again, workdir, result)
+
+
+@pytest.mark.parametrize("calls", [1, 4])
+def test_a_run_that_stops_inside_an_epoch_goes_on_bit_for_bit(
+    calls, finished, tmp_path, monkeypatch
+):
+    workdir, result = finished
+    interruption = Interruption()
+    count = 0
+
+    def signal_comes(*_):
+        nonlocal count
+        count += 1
+        interruption.received = signal.SIGTERM if count == calls else None
+
+    with monkeypatch.context() as patch:
+        # A signal comes as some call of compiled code ends.
+        patch.setattr(training._Progress, "advance", _after("advance", signal_comes))
+        patch.setattr(training, "_SECONDS_A_CALL", 1e-9)  # One step a call.
+        with pytest.raises(
+            Interrupted, match=rf"SIGTERM: the state after step {calls} is saved"
+        ):
+            training.train_and_evaluate(
+                _config(), str(tmp_path), interruption=interruption
+            )
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [str(calls)]
+    again = training.train_and_evaluate(_config(), str(tmp_path))
+    _assert_same_run(tmp_path, again, workdir, result)
+
+
+def test_a_run_that_stops_while_it_evaluates_goes_on_with_that(
+    finished, tmp_path, monkeypatch
+):
+    workdir, result = finished
+    leave = []
+
+    class LeftError(Exception):
+        pass
+
+    class Stop(Interruption):
+        @contextlib.contextmanager
+        def may_leave(self, function):
+            leave.append(function)
+            yield
+
+    def evaluate(*_):
+        print(leave[-1]())  # What the listening thread does before it ends it all.
+        raise LeftError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_evaluate", evaluate)
+        with pytest.raises(LeftError):
+            training.train_and_evaluate(_config(), str(tmp_path), interruption=Stop())
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["35"]
+    assert not metrics.read_metrics(tmp_path)
+    again = training.train_and_evaluate(_config(), str(tmp_path))
+    _assert_same_run(tmp_path, again, workdir, result)
+
+
+def _after(name, function):
+    """Returns a method of `_Progress` that calls a function when it is done."""
+    method = getattr(training._Progress, name)
+
+    def wrapped(*arguments):
+        method(*arguments)
+        function()
+
+    return wrapped
+
+
+def _assert_same_run(workdir, result, expected_workdir, expected_result):
+    """Asserts the same result, metrics and parameters, but for the time it took."""
+    assert {**result, "wall_seconds": 0} == {**expected_result, "wall_seconds": 0}
+    lines, expected = (
+        [{**line, "wall_seconds": 0} for line in metrics.read_metrics(directory)]
+        for directory in (workdir, expected_workdir)
+    )
     assert lines == expected
+    states = [training.load_run(path).state for path in (workdir, expected_workdir)]
+    chex.assert_trees_all_equal(*states)
+
+
+@jax.numpy_dtype_promotion("standard")  # Which optax's milestones need.
+def test_the_best_by_validation_is_kept_and_read_back(tmp_path):
+    config = _config(
+        evaluate_on="validation",
+        validation_fraction=0.2,
+        keep_last=1,
+        keep_best=1,
+        checkpoint_every=1,
+        num_epochs=3,
+        # Very good, then spoiled.
+        lr_milestones=(2,),
+        lr_decay=100.0,
+        clip_norm=1.0,
+    )
+    training.train_and_evaluate(config, str(tmp_path))
+    errors = [
+        line["validation_error_percent"] for line in metrics.read_metrics(tmp_path)
+    ]
+    assert min(errors) < errors[-1]
+    newest, best = (
+        training.load_run(tmp_path, best=best).state for best in (False, True)
+    )
+    per_epoch = int(newest.step) // 3
+    assert int(best.step) == per_epoch * (1 + int(np.argmin(errors)))
 
 
 @jax.numpy_dtype_promotion("standard")  # Which optax's Adam needs.
 def test_semi_supervised_labels_are_stored_and_used_again(tmp_path, monkeypatch):
     config = _config("semi", num_labels=20, num_epochs=1)
     seen = []
-    run = training._run
+    init = training._Training.__init__
 
-    def spy(config, data, labelled, *rest):
+    def spy(self, config, data, labelled, *rest):
         seen.append(labelled)
-        return run(config, data, labelled, *rest)
+        return init(self, config, data, labelled, *rest)
 
-    monkeypatch.setattr(training, "_run", spy)
+    monkeypatch.setattr(training._Training, "__init__", spy)
     training.train_and_evaluate(config, str(tmp_path))
     stored = np.load(tmp_path / "labelled.npy", allow_pickle=False)
     assert len(stored) == 20
@@ -135,16 +243,38 @@ def test_semi_supervised_labels_are_stored_and_used_again(tmp_path, monkeypatch)
     np.testing.assert_array_equal(seen[1], stored[::-1])
 
 
-def test_a_diverging_run_stops_and_keeps_the_last_finite_state(tmp_path):
-    config = _config(learning_rate=1e12, clip_norm=0.0)
-    with pytest.raises(
-        training.NonFiniteError, match=r"(is (nan|inf) at step \d+|Parameters).*Turn"
-    ):
+def test_a_diverging_run_stops_and_keeps_the_last_healthy_state(tmp_path):
+    config = _config(learning_rate=1e12, clip_norm=0.0, num_epochs=1)
+    message = (
+        r"^\w+ is \S+ at step (\d+) \(pivots of the Gram matrices .*condition number "
+        r"is at least .*\)\. Turn .* it\); before it, the state after step \1 is saved"
+    )
+    with pytest.raises(training.DivergenceError, match=message) as caught:
         training.train_and_evaluate(config, str(tmp_path))
     assert not (tmp_path / "result.json").exists()
-    if any((tmp_path / "checkpoints").iterdir()):
-        state = training.load_run(tmp_path).state
-        chex.assert_tree_all_finite((state.params, state.batch_stats))
+    state = training.load_run(tmp_path).state
+    chex.assert_tree_all_finite((state.params, state.batch_stats))
+    assert f"step {state.step} is saved" in str(caught.value)
+    # The same configuration goes the same way.
+    with pytest.raises(training.DivergenceError, match=message):
+        training.train_and_evaluate(config, str(tmp_path))
+
+
+def test_unhealthy_steps_are_skipped_said_and_counted(tmp_path, caplog):
+    # No gradient is within this bound but the first ones.
+    config = _config(
+        on_nonfinite="skip", max_skipped_steps=3, divergence_bound=1.0, num_epochs=1
+    )
+    with (
+        caplog.at_level(logging.WARNING, "kln_jax"),
+        pytest.raises(training.DivergenceError, match="at step 3 "),
+    ):
+        training.train_and_evaluate(config, str(tmp_path))
+    skipped = [r.getMessage() for r in caplog.records if "skipped" in r.getMessage()]
+    assert len(skipped) == 3
+    assert "at step 0 (pivots" in skipped[0]
+    assert skipped[2].endswith("the step is skipped, 3 of at most 3.")
+    assert int(training.load_run(tmp_path).state.skipped) == 3
 
 
 def test_a_run_is_read_back(finished):
@@ -161,39 +291,6 @@ def test_a_run_is_read_back(finished):
 def test_a_directory_without_a_run_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"holds no run: config\.json is missing"):
         training.load_run(tmp_path)
-
-
-class _Recorder:
-    def __init__(self):
-        self.saved = []
-
-    def save(self, step, state):
-        self.saved.append((step, state))
-
-
-def _state(params):
-    scalar = jnp.zeros(())
-    return steps.TrainState(jnp.int32(3), params, {}, (), scalar, scalar)
-
-
-def test_a_term_that_is_not_finite_is_named_with_step_and_knob():
-    stacked = {name: np.ones(5) for name in training._KNOBS}
-    stacked["cmmd"][3:] = stacked["loss"][3:] = np.nan
-    recorder = _Recorder()
-    with pytest.raises(
-        training.NonFiniteError, match=r"cmmd is nan at step 103; .*Turn ridge"
-    ):
-        training._check_finite(stacked, _state(jnp.ones(2)), recorder, 100)
-    assert [step for step, _ in recorder.saved] == [3]
-
-
-def test_parameters_that_are_not_finite_are_never_saved():
-    stacked = {name: np.ones(5) for name in training._KNOBS}
-    recorder = _Recorder()
-    with pytest.raises(training.NonFiniteError, match="Parameters are not finite"):
-        training._check_finite(stacked, _state(jnp.array([jnp.inf])), recorder, 0)
-    assert not recorder.saved
-    training._check_finite(stacked, _state(jnp.ones(2)), recorder, 0)
 
 
 def test_a_class_that_is_never_predicted_is_named(caplog):
@@ -226,6 +323,10 @@ def test_a_class_that_is_never_predicted_is_named(caplog):
         (dict(dataset="imagenet"), "dataset must be one of"),
         (dict(num_labels=5000), "num_labels"),
         (dict(platform="tpu"), "platform='tpu'"),
+        (dict(on_nonfinite="ignore"), "on_nonfinite='ignore' must be"),
+        (dict(keep_last=0), "keep_last=0 must be at least 1"),
+        (dict(keep_best=1), "keep_best=1 needs evaluate_on='validation'"),
+        (dict(divergence_bound=0.0), "divergence_bound=0.0 must be"),
     ],
 )
 def test_a_config_that_cannot_be_run_is_refused_before_anything_is_made(

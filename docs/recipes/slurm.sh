@@ -1,0 +1,29 @@
+#!/bin/bash
+# KLN on several GPUs and nodes: sbatch docs/recipes/slurm.sh configs/svhn.py
+#SBATCH --job-name=kln
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --gpus-per-node=2
+#SBATCH --cpus-per-task=8
+#SBATCH --time=04:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# SIGTERM to the tasks two minutes before the time is over: they save and end.
+#SBATCH --signal=TERM@120
+set -uo pipefail
+
+config=${1:-configs/svhn.py}
+# One directory for the job and all its restarts, on a file system that all nodes share.
+workdir=${WORKDIR:-runs/slurm-$SLURM_JOB_ID}
+
+# One process a GPU; their number must divide batch_size, the n of the estimator.
+srun --kill-on-bad-exit=1 python train.py \
+  --config="$config" --config.platform=gpu \
+  --config.checkpoint_every_steps=200 --workdir="$workdir"
+status=$?
+
+# 75: it was asked to stop and has saved, or has lost a node.
+if [ "$status" -eq 75 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"

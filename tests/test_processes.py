@@ -1,0 +1,227 @@
+"""Several processes, signals, sudden deaths: what happens to jobs on a cluster."""
+
+import json
+import pathlib
+import random
+import shutil
+import signal
+import time
+
+import chex
+import numpy as np
+import pytest
+
+from kln_jax import metrics, parallel, training
+from tests.processes import DIGITS, SMALL, end, start, start_several, wait_for_line
+
+
+def _lines(workdir):
+    return [{**line, "wall_seconds": 0} for line in metrics.read_metrics(workdir)]
+
+
+def _assert_equal(workdir, expected):
+    """Asserts equal metrics and parameters of two runs."""
+    assert _lines(workdir) == _lines(expected)
+    states = [training.load_run(path).state for path in (workdir, expected)]
+    chex.assert_trees_all_equal(*states)
+
+
+def test_two_processes_of_two_devices_train_as_one_of_one(tmp_path):
+    processes = [
+        *start_several(2, *SMALL, f"--workdir={tmp_path / 'two'}", devices=2),
+        start(*SMALL, f"--workdir={tmp_path / 'one'}"),
+    ]
+    for i, process in enumerate(processes):
+        status, output = end(process)
+        assert status == 0, output
+        counts = f"process {i} of 2, 2 local and 4 global devices, platform cpu"
+        assert (counts if i < 2 else "process 0 of 1, 1 local and 1 global") in output
+        # Only the first process says and writes what the run gives.
+        assert ("Test error" in output) == (i != 1)
+    one, two = _lines(tmp_path / "one"), _lines(tmp_path / "two")
+    assert len(one) == len(two) == 2
+    for line, expected in zip(two, one, strict=True):
+        assert line.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(line[name], value, rtol=1e-4, err_msg=name)
+    states = [training.load_run(tmp_path / name).state for name in ("one", "two")]
+    chex.assert_trees_all_close(
+        states[0].params, states[1].params, rtol=1e-3, atol=1e-5
+    )
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
+    cache = str(tmp_path / "cache")  # The second start need not compile.
+    arguments = (*SMALL, "--config.num_epochs=400", f"--workdir={tmp_path / 'run'}")
+    process = start(*arguments, JAX_COMPILATION_CACHE_DIR=cache)
+    wait_for_line(process, "epoch 1/400")
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    status, output = end(process)
+    assert time.monotonic() - began < 20
+    assert status == 75
+    said = output.splitlines()[-1]
+    assert said.startswith("SIGTERM: the state after step ")
+    (step,) = (int(word) for word in said.split() if word.isdigit())
+    assert (tmp_path / "run" / "checkpoints" / str(step)).is_dir()
+
+    process = start(*arguments, JAX_COMPILATION_CACHE_DIR=cache)
+    wait_for_line(process, f"continuing after step {step}")
+    process.send_signal(signal.SIGINT)  # While it compiles: nothing is lost either.
+    status, output = end(process)
+    assert status == 75
+    assert output.splitlines()[-1].startswith("SIGINT: ")
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({}, None),
+        ({"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS": "2"}, "SLURM"),
+        ({"SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "1"}, None),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, None),  # The batch script itself.
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "Open MPI"),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"KUBERNETES_SERVICE_HOST": "h", "JOB_COMPLETION_INDEX": "0"}, "Kubernetes"),
+        ({"KUBERNETES_SERVICE_HOST": "h"}, None),  # A pod of its own.
+    ],
+)
+def test_the_environment_says_who_started_the_process(environment, name):
+    assert parallel.cluster(environment) == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("h:1", None, None), "num_processes and process_id missing"),
+        ((None, 2, 0), "coordinator_address missing"),
+        (("h:1", 2, 2), "cannot be joined"),
+        (("h:1", 0, 0), "cannot be joined"),
+    ],
+)
+def test_processes_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        parallel.join_processes(*arguments)
+
+
+@pytest.mark.slow
+def test_slurms_variables_are_enough(tmp_path):
+    """A dry run of two tasks, under the variables that srun sets."""
+    from tests.processes import free_port
+
+    processes = [
+        start(
+            *SMALL,
+            f"--workdir={tmp_path}",
+            SLURM_JOB_ID="1",
+            SLURM_STEP_NODELIST="localhost",
+            SLURM_NTASKS="2",
+            SLURM_PROCID=str(i),
+            SLURM_LOCALID=str(i),
+            JAX_COORDINATOR_PORT=port,
+        )
+        for port in [str(free_port())]
+        for i in range(2)
+    ]
+    for i, process in enumerate(processes):
+        status, output = end(process)
+        assert status == 0, output
+        assert f"process {i} of 2, 1 local and 2 global devices" in output
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 28
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_dies_ends_the_others_and_the_job_goes_on(victim, tmp_path):
+    arguments = (
+        *SMALL,
+        "--config.num_epochs=40",
+        "--config.checkpoint_every=1",
+        f"--workdir={tmp_path}",
+    )
+    processes = start_several(2, *arguments)
+    wait_for_line(processes[0], "epoch 2/40")
+    processes[victim].kill()
+    began = time.monotonic()
+    status, output = end(processes[1 - victim], timeout=60)
+    assert status != 0
+    if status == 75:  # Otherwise JAX itself has ended it.
+        assert "another process has ended, or cannot be reached" in output
+    assert time.monotonic() - began < 60
+    processes[victim].communicate()
+
+    processes = start_several(2, *arguments)
+    wait_for_line(processes[0], "continuing after step ")
+    wait_for_line(processes[0], "epoch 4/40")
+    processes[1].send_signal(signal.SIGTERM)  # One of them is enough.
+    for process in processes:
+        status, output = end(process, timeout=60)
+        assert status == 75, output
+
+
+@pytest.mark.slow
+def test_twenty_sudden_deaths_change_nothing(tmp_path):
+    arguments = (*SMALL, "--config.num_epochs=4", "--config.checkpoint_every_steps=3")
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+    expected = tmp_path / "expected"
+    began = time.monotonic()
+    status, output = end(start(*arguments, f"--workdir={expected}", **cache))
+    assert status == 0, output
+    began = time.monotonic()
+    warm = tmp_path / "warm"
+    status, output = end(start(*arguments, f"--workdir={warm}", **cache))
+    assert status == 0, output
+    duration = time.monotonic() - began
+    _assert_equal(warm, expected)
+
+    rng = random.Random(0)
+    workdir, table = tmp_path / "killed", []
+    while len(table) < 20:
+        process = start(*arguments, f"--workdir={workdir}", **cache)
+        moment = rng.uniform(0.0, duration)
+        time.sleep(moment)
+        process.kill()
+        status, _ = end(process)
+        if status == 0:  # It was done before: anew.
+            _assert_equal(workdir, expected)
+            shutil.rmtree(workdir)
+            continue
+        assert status == -signal.SIGKILL
+        names = sorted(path.name for path in workdir.glob("checkpoints/*"))
+        table.append((moment, names, len(_lines(workdir))))
+    status, output = end(start(*arguments, f"--workdir={workdir}", **cache))
+    assert status == 0, output
+    _assert_equal(workdir, expected)
+    for i, (moment, names, epochs) in enumerate(table, 1):
+        print(f"kill {i:2d} after {moment:5.2f} s: {epochs} epochs, {names}")
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow(tmp_path):
+    """Several hundred steps on eight devices, and no warning of anything."""
+    process = start(
+        DIGITS,
+        "--config.width=0.05",
+        "--config.batch_size=40",
+        "--config.num_epochs=20",
+        "--config.checkpoint_every=1",
+        f"--workdir={tmp_path}",
+        devices=8,
+        python=("-W", "error"),
+    )
+    resident = {}
+    for line in process.stdout:
+        if line.startswith("epoch "):
+            status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+            (kibibytes,) = (
+                int(row.split()[1])
+                for row in status.splitlines()
+                if row.startswith("VmRSS")
+            )
+            resident[int(line.split()[1].split("/")[0])] = kibibytes
+    assert process.wait() == 0
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 700
+    print(
+        {epoch: f"{kibibytes / 1024:.0f} MiB" for epoch, kibibytes in resident.items()}
+    )
+    assert resident[20] < 1.05 * resident[5]
