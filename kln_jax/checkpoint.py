@@ -20,6 +20,11 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 logger = logging.getLogger("kln_jax")
+# Orbax logs, with a traceback, what fails in its threads. It is raised as well, and
+# said in one line.
+logging.getLogger("absl").addFilter(
+    lambda record: not (record.exc_info and "orbax" in record.pathname)
+)
 
 State = TypeVar("State")
 Arrays = Mapping[str, np.ndarray]

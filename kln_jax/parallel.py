@@ -121,6 +121,16 @@ def is_main() -> bool:
     return jax.process_index() == 0
 
 
+@contextlib.contextmanager
+def main_first() -> Iterator[None]:
+    """Lets the main process go through a block before the others do."""
+    if jax.process_count() > 1 and not is_main():
+        multihost_utils.sync_global_devices("main first")
+    yield
+    if jax.process_count() > 1 and is_main():
+        multihost_utils.sync_global_devices("main first")
+
+
 def from_main(tree: T) -> T:
     """Returns what the main process has, in every process.
 

@@ -131,7 +131,8 @@ def train_and_evaluate(
         finished = bool(directory and (directory / "result.json").exists())
         if parallel.from_main(np.asarray(finished)):
             return _finished(directory)
-        data = _load(config)
+        with parallel.main_first():  # It prepares and caches what the others read.
+            data = _load(config)
         _warn_of_shared_images(data)
         labelled = _labelled_rows(config, data.train_labels, directory)
         labelled = parallel.from_main(labelled)

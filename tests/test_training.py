@@ -5,7 +5,9 @@ import functools
 import json
 import logging
 import pathlib
+import pickle
 import signal
+import sys
 
 import chex
 import jax
@@ -286,6 +288,23 @@ def test_a_run_is_read_back(finished):
     logits = jax.jit(functools.partial(steps.predict, run.model))(run.state, images)[2]
     errors = int((np.argmax(logits, axis=1) != run.data.eval_labels).sum())
     assert errors == round(result["test_error_percent"] * 3.6)
+
+
+def test_reading_a_run_unpickles_nothing(finished):
+    """The interpreter reports whatever pickle looks up, also from compiled code."""
+    seen, listening = [], True
+    sys.addaudithook(
+        lambda event, _: (
+            listening and event == "pickle.find_class" and seen.append(event)
+        )
+    )
+    pickle.loads(pickle.dumps(pathlib.Path()))
+    assert seen  # So it would be noticed.
+    seen.clear()
+    training.load_run(finished[0])
+    metrics.read_metrics(finished[0])
+    listening = False
+    assert not seen
 
 
 def test_a_directory_without_a_run_is_named(tmp_path):
