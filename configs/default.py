@@ -110,6 +110,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.divergence_bound = 1e6
     # "cpu", "gpu", "tpu", or "" for the best there is.
     config.platform = ""
+    # Directory of compiled programs, with which the next start is faster; "" for none.
+    config.compilation_cache = "~/.cache/kln_jax/xla"
     # Name of the variant of this configuration.
     config.variant = "supervised"
     return config

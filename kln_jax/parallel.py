@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -240,6 +241,18 @@ def choose_platform(platform: str) -> None:
         raise ValueError(
             f"platform={platform!r} is not to be had: JAX already runs on {found}."
         )
+
+
+def cache_compilations(directory: str) -> None:
+    """Lets JAX keep compiled programs, so that the next start need not compile.
+
+    Args:
+      directory: Where they lie, made if it is absent; ``""`` for none. What the user
+        told JAX itself, as by JAX_COMPILATION_CACHE_DIR, goes before.
+    """
+    if directory and not jax.config.jax_compilation_cache_dir:
+        path = str(pathlib.Path(directory).expanduser())
+        jax.config.update("jax_compilation_cache_dir", path)
 
 
 def check_batch_size(batch_size: int) -> None:

@@ -34,6 +34,7 @@ logger = logging.getLogger("kln_jax")
 _WHEREABOUTS = (
     "data_dir",
     "platform",
+    "compilation_cache",
     "checkpoint_every",
     "checkpoint_every_steps",
     "keep_last",
@@ -119,6 +120,7 @@ def train_and_evaluate(
     _validate(config)
     parallel.choose_platform(config.platform)
     parallel.check_batch_size(config.batch_size)
+    parallel.cache_compilations(config.compilation_cache)
     logger.info(parallel.describe())
     is_main = parallel.is_main()
     if not is_main:

@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import os
+import shutil
+import tempfile
 
 # Before JAX looks for devices: tests of parallelism need several, and the others
 # run on the first of them. Compiling takes most of the time of these tests, on small
@@ -14,9 +16,15 @@ os.environ["XLA_FLAGS"] = (
 if importlib.metadata.version("jax").startswith("0.10."):
     # Halves the time once more; JAX 0.12 has neither the flag nor the need.
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+# What several tests compile is compiled once, also by processes that they start.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="kln_jax-tests-")
 
 import jax
 
 # A silent promotion is how float64 or a transposed vector gets in unseen.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_sessionfinish():
+    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)

@@ -1,3 +1,5 @@
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,3 +73,18 @@ def test_describe_gives_processes_devices_and_platform():
     assert parallel.describe().startswith(
         "process 0 of 1, 8 local and 8 global devices, platform cpu"
     )
+
+
+def test_the_compilation_cache_is_set_unless_the_user_has_set_one():
+    theirs = jax.config.jax_compilation_cache_dir
+    assert theirs  # By conftest, as a user would.
+    try:
+        parallel.cache_compilations("/nowhere")
+        assert jax.config.jax_compilation_cache_dir == theirs
+        jax.config.update("jax_compilation_cache_dir", None)
+        parallel.cache_compilations("")
+        assert jax.config.jax_compilation_cache_dir is None
+        parallel.cache_compilations("~/somewhere")
+        assert jax.config.jax_compilation_cache_dir == os.path.expanduser("~/somewhere")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", theirs)
