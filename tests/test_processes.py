@@ -209,16 +209,17 @@ def test_memory_does_not_grow(tmp_path):
         python=("-W", "error", "-W", "ignore:the load_module():DeprecationWarning"),
     )
     resident = {}
-    for line in process.stdout:
-        if line.startswith("epoch "):
-            status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
-            (kibibytes,) = (
-                int(row.split()[1])
-                for row in status.splitlines()
-                if row.startswith("VmRSS")
-            )
-            resident[int(line.split()[1].split("/")[0])] = kibibytes
-    assert process.wait() == 0
+    with process:
+        for line in process.stdout:
+            if line.startswith("epoch "):
+                status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+                (kibibytes,) = (
+                    int(row.split()[1])
+                    for row in status.splitlines()
+                    if row.startswith("VmRSS")
+                )
+                resident[int(line.split()[1].split("/")[0])] = kibibytes
+    assert process.returncode == 0
     assert json.loads((tmp_path / "result.json").read_text())["steps"] == 700
     print(
         {epoch: f"{kibibytes / 1024:.0f} MiB" for epoch, kibibytes in resident.items()}
