@@ -250,7 +250,7 @@ def cache_compilations(directory: str) -> None:
       directory: Where they lie, made if it is absent; ``""`` for none. What the user
         told JAX itself, as by JAX_COMPILATION_CACHE_DIR, goes before.
     """
-    if directory and not jax.config.jax_compilation_cache_dir:
+    if directory and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         path = str(pathlib.Path(directory).expanduser())
         jax.config.update("jax_compilation_cache_dir", path)
 

@@ -1,27 +1,37 @@
-"""Command line: python -m kln_jax.analysis figures WORKDIR."""
+"""Command line: python -m kln_jax.analysis {figures, view} WORKDIR."""
 
 import argparse
 import pathlib
 import sys
 
 from kln_jax import training
-from kln_jax.analysis import figures
+from kln_jax.analysis import figures, view
+from kln_jax.checkpoint import CheckpointError
 
 
 def main() -> None:
-    """Writes the figures of a run into its working directory."""
+    """Writes what a run learned into its working directory."""
     parser = argparse.ArgumentParser(prog="python -m kln_jax.analysis")
     commands = parser.add_subparsers(required=True)
-    command = commands.add_parser("figures", help="draw what a run learned")
-    command.add_argument("workdir", type=pathlib.Path, help="its working directory")
-    workdir = parser.parse_args().workdir
+    for name, function, text in (
+        ("figures", _figures, "draw what a run learned: overview.png"),
+        ("view", view.write, "show a run on one page: view.html"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("workdir", type=pathlib.Path, help="its working directory")
+        command.set_defaults(function=function)
+    arguments = parser.parse_args()
     try:
-        run = training.load_run(workdir)
-    except (ValueError, OSError) as error:
+        path = arguments.function(arguments.workdir)
+    except (ValueError, OSError, CheckpointError) as error:
         sys.exit(f"kln_jax.analysis: error: {error}")
-    path = workdir / "overview.png"
-    figures.overview(run).savefig(path)
     print(f"Wrote {path}.")
+
+
+def _figures(workdir: pathlib.Path) -> pathlib.Path:
+    path = workdir / "overview.png"
+    figures.overview(training.load_run(workdir)).savefig(path)
+    return path
 
 
 if __name__ == "__main__":

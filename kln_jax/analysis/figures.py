@@ -79,19 +79,36 @@ def kernel_histogram(axes: Axes, gram: np.ndarray, labels: np.ndarray) -> None:
       gram: Gram matrix, shape ``(n, n)``.
       labels: Class numbers, shape ``(n,)``.
     """
-    rows, columns = np.triu_indices(len(labels), k=1)
-    values, same = gram[rows, columns], labels[rows] == labels[columns]
-    bins = np.linspace(0.0, max(1.0, float(values.max())), 41).tolist()
-    for mask, colour, name in (
+    same, different = pair_values(gram, labels)
+    bins = np.linspace(0.0, max(1.0, same.max(), different.max()), 41).tolist()
+    for values, colour, name in (
         (same, SAME, "same class"),
-        (~same, DIFFERENT, "different classes"),
+        (different, DIFFERENT, "different classes"),
     ):
-        weights = np.full(mask.sum(), 100.0 / mask.sum())
-        axes.hist(
-            values[mask], bins, weights=weights, color=colour, alpha=0.7, label=name
-        )
+        weights = np.full(len(values), 100.0 / len(values))
+        axes.hist(values, bins, weights=weights, color=colour, alpha=0.7, label=name)
     axes.set_xlabel("kernel value")
     axes.set_ylabel("% of pairs")
+
+
+def pair_values(gram: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the values of a kernel between different images, each pair once.
+
+    Args:
+      gram: Gram matrix, shape ``(n, n)``.
+      labels: Class numbers, shape ``(n,)``.
+
+    Returns:
+      Those of pairs of the same class, and those of pairs of different classes.
+
+    Examples:
+      >>> pair_values(np.array([[1.0, 0.9, 0.1], [0.9, 1, 0.2], [0.1, 0.2, 1]]),
+      ...             np.array([0, 0, 1]))
+      (array([0.9]), array([0.1, 0.2]))
+    """
+    rows, columns = np.triu_indices(len(labels), k=1)
+    values, same = gram[rows, columns], labels[rows] == labels[columns]
+    return values[same], values[~same]
 
 
 def reconstructions(

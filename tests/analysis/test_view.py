@@ -1,0 +1,616 @@
+"""The page of a run: read by a parser, and opened in a browser where there is one."""
+
+import base64
+import html
+import html.parser
+import io
+import json
+import re
+import shutil
+import subprocess
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs import digits
+from kln_jax import training
+from kln_jax.analysis import __main__ as command
+from kln_jax.analysis import figures, view
+from kln_jax.checkpoint import Checkpoints
+from kln_jax.datasets import Dataset
+
+SECTIONS = [
+    "Curves",
+    "Confusion matrix",
+    "Most confident errors",
+    "Reconstructions",
+    "Kernel",
+    "Configuration",
+]
+HOSTILE = ("<b>cat</b>", '" onload="alert(1)', "<script>alert(1)</script>", "a & {b}")
+VOID = {"img", "meta"}
+
+
+class Page(html.parser.HTMLParser):
+    """A page read back; it fails where elements are not nested."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self._open, self._texts = [], [], []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        assert len(attrs) == len(dict(attrs)), f"an attribute twice: {attrs}"
+        self.elements.append((tag, dict(attrs), []))
+        self._texts.append(self.elements[-1][2])
+        self._open.append(tag)
+        if tag in VOID:
+            self.handle_endtag(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+        self._texts.pop()
+
+    def handle_data(self, data):
+        for text in self._texts:
+            text.append(data)
+
+    def texts(self, tag, **attributes):
+        """What elements of a tag, with certain attributes, say."""
+        return [
+            " ".join(" ".join(text).split())
+            for name, found, text in self.elements
+            if name == tag and attributes.items() <= found.items()
+        ]
+
+    def attributes(self, tag, name):
+        return [found[name] for kind, found, _ in self.elements if kind == tag]
+
+    def table(self, after):
+        """The rows of the table with a text in its head."""
+        (table,) = [i for i in range(len(self.elements)) if self._is_table(i, after)]
+        rows = []
+        for tag, _, text in self.elements[table + 1 :]:
+            if tag == "table":
+                break
+            if tag == "tr":
+                rows.append([])
+            elif tag in ("td", "th"):
+                rows[-1].append("".join(text))
+        return rows
+
+    def _is_table(self, i, after):
+        tag, _, text = self.elements[i]
+        return tag == "table" and "".join(text).strip().startswith(after)
+
+
+def _metrics(num_epochs=3, part="test"):
+    return [
+        {
+            "step": 10 * epoch,
+            "epoch": epoch,
+            "accuracy": 1.0 - 0.5 / epoch,
+            "loss": 9.0 / epoch,
+            "cmmd": 8.0 / epoch,
+            "reconstruction": 70.0 / epoch,
+            "confidence": 3.0,
+            "kernel_same": 0.2 * epoch,
+            "kernel_different": 0.01,
+            "gradient_norm": 20.0 / epoch,
+            "gradient_norm_encoder": 19.0 / epoch,
+            "pivot_smallest": 0.2,
+            "pivot_largest": 1.1,
+            "median_squared_distance": 60.0,
+            f"{part}_error_percent": 40.0 / epoch,
+            f"{part}_reconstruction": 60.0 / epoch,
+            "wall_seconds": 80.0 * epoch,
+        }
+        for epoch in range(1, num_epochs + 1)
+    ]
+
+
+def _look(*, names=("cat", "dog", "owl", "fox"), channels=1, each=3, **changes):
+    """A look at a run that took every last image of a class for one of the next."""
+    rng = np.random.default_rng(0)
+    classes = len(names)
+    labels = np.tile(np.arange(classes, dtype=np.int32), each)
+    images = rng.integers(0, 256, (len(labels), 6, 5, channels)).astype(np.uint8)
+    predicted = labels.copy()
+    predicted[-classes:] = (labels[-classes:] + 1) % classes
+    # The later a wrong image comes, the more probable is its wrong class.
+    top = np.linspace(0.5, 0.99, len(labels))[:, None]
+    probabilities = (1.0 - top) / (classes - 1) * np.ones(classes)
+    np.put_along_axis(probabilities, predicted[:, None], top, axis=1)
+    data = Dataset("pets", "1.2", images, labels, images, labels, names)
+    fields = {
+        "workdir": "runs/a",
+        "config": json.loads(digits.get_config().to_json()) | {"num_epochs": 3},
+        "result": {
+            "test_error_percent": 100.0 / each,
+            "versions": {"jax": "0.10.2"},
+            "device": "2 x cpu",
+        },
+        "metrics": _metrics(),
+        "data": data,
+        "num_labelled": len(labels) // 2,
+        "step": 30,
+        "z": (2.0 * np.eye(classes)[labels] + rng.normal(size=(len(labels), 1))).astype(
+            np.float32
+        ),
+        "probabilities": probabilities,
+        "examples": np.arange(min(classes, 4)),
+        "reconstructions": images[: min(classes, 4)] / 255.0,
+    }
+    return view.Look(**{**fields, **changes})
+
+
+def _with_data(look, **changes):
+    data = Dataset(**{**vars(look.data), **changes})
+    return look._replace(data=data)
+
+
+def _older(lines):
+    """Metrics as they were before gradient norms and diagnostics were logged."""
+    return [
+        {
+            name: value
+            for name, value in line.items()
+            if not name.startswith(("gradient", "pivot", "median"))
+        }
+        for line in lines
+    ]
+
+
+def _correct(look):
+    probabilities = np.eye(len(look.data.class_names))[look.data.eval_labels]
+    return look._replace(probabilities=probabilities)
+
+
+LOOKS = {
+    "grey": _look(),
+    "hostile": _look(
+        names=HOSTILE,
+        workdir="runs/<img src=http://example.org/a.png>",
+        config={**_look().config, "data_dir": "</table><script>", "variant": "<i>"},
+        result={"device": "<u>", "versions": {"<jax>": "<1>"}},
+    ),
+    "hundred": _look(names=tuple(f"class {i}" for i in range(100)), channels=3),
+    "unfinished": _look(result=None, step=25),
+    "older": _look(metrics=_older(_metrics())),
+    "nothing yet": _look(metrics=[], result=None, step=0),
+    "one epoch": _look(metrics=_metrics(1)),
+    "no errors": _correct(_look()),
+    "one of each": _look(each=1),
+}
+
+
+def _page(look):
+    return Page(view.page(look))
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
+def test_the_page_has_all_sections_and_needs_nothing_else(look):
+    page = _page(look)
+    assert page.texts("h2") == SECTIONS
+    anchors = [link.removeprefix("#") for link in page.attributes("a", "href")]
+    assert anchors == page.attributes("section", "id")
+    assert {tag for tag, _, _ in page.elements}.isdisjoint(
+        {"script", "link", "iframe", "object", "embed", "form", "base", "use"}
+    )
+    for _, attributes, _ in page.elements:
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            if name in ("src", "href", "srcset", "data", "xlink:href", "action"):
+                assert value.startswith(("data:", "#")), (name, value)
+            assert "url(" not in value
+    (style,) = page.texts("style")
+    assert "url(" not in style
+    assert "@import" not in style
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    assert ("meta", policy) in [(t, a.get("content")) for t, a, _ in page.elements]
+
+
+def test_text_stays_text():
+    page = _page(LOOKS["hostile"])
+    rows = page.table(HOSTILE[0])
+    assert [row[0] for row in rows[1:]] == list(HOSTILE)
+    assert page.texts("p", **{"class": "path"}) == [LOOKS["hostile"].workdir]
+    assert ["data_dir", '"</table><script>"'] in page.table("key")
+    assert page.texts("small") == ["<i>"]
+    assert "<jax> <1>" in page.texts("header")[0]
+    assert not {"script", "i", "u"} & {tag for tag, _, _ in page.elements}
+    alternative = page.attributes("img", "alt")
+    assert f"test image 1, class {HOSTILE[1]}" in alternative
+
+
+def _facts(page):
+    values = page.texts("dd")
+    pairs = zip(values[::2], values[1::2], strict=True)
+    return dict(zip(page.texts("dt"), pairs, strict=True))
+
+
+def test_the_header_says_what_matters_most():
+    page = _page(_look())
+    assert page.texts("h1") == ["pets supervised"]
+    assert page.texts("title")[0] == "pets: 33.33 % error"
+    assert _facts(page) == {
+        "test error": ("33.33 %", "4 of 12 images"),
+        "epochs": ("3", "of 3, 30 steps"),
+        "wall time": ("4 min", "2 x cpu"),
+        "labels": ("6", "of 12 training images"),
+        "classes": ("4", "images of 6x5x1"),
+    }
+    assert "pets 1.2, jax 0.10.2" in page.texts("header")[0]
+    assert not page.texts("p", **{"class": "notice"})
+
+
+@pytest.mark.parametrize(
+    ("look", "notice"),
+    [
+        (LOOKS["unfinished"], "checkpoint of step 25: 2 of 3 epochs"),
+        (LOOKS["nothing yet"], "checkpoint of step 0: 0 of 3 epochs"),
+        (_with_data(_look(), partial=True), "only a part of the set"),
+        (_look(result={"skipped_steps": 7}), "7 steps were skipped"),
+        (
+            # Foxes are taken for owls.
+            _look(result={}, probabilities=np.eye(4)[np.tile([0, 1, 2, 2], 3)]),
+            "Never predicted: fox.",
+        ),
+        (
+            _with_data(_look(), class_names=tuple("abcd") + tuple(map(str, range(12)))),
+            "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more.",
+        ),
+        (_look(result={"test_error_percent": 12.5}), "reported 12.50 % test error"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_a_reader_must_know_comes_first(look, notice):
+    (found,) = _page(look).texts("p", **{"class": "notice"})
+    assert notice in found
+
+
+def test_a_run_that_is_not_finished_shows_the_time_of_its_state():
+    facts = _facts(_page(LOOKS["unfinished"]))
+    assert facts["epochs"] == ("2", "of 3, 25 steps")
+    assert facts["wall time"][0] == "3 min"
+
+
+def test_a_run_evaluated_on_validation_images_says_so():
+    look = _look(
+        result={"validation_error_percent": 12.5}, metrics=_metrics(part="validation")
+    )
+    page = _page(_with_data(look, evaluate_on="validation"))
+    assert "validation error" in _facts(page)
+    (notice,) = page.texts("p", **{"class": "notice"})
+    assert "validation error" in notice
+    charts = page.texts("figcaption")
+    assert charts[0] == "Error, % validation 13.3 training, labelled 16.7"
+    assert charts[2] == "Reconstruction error validation 20 training 23.3"
+
+
+def test_metrics_that_were_not_logged_have_no_chart():
+    page = _page(_look())
+    assert page.texts("h3")[4:8] == [
+        "Mean kernel on Z",
+        "Gradient norm",
+        "Pivots of the Gram matrices",
+        "Median squared distance on Z",
+    ]
+    # Of the norms by part, only the encoder's was logged.
+    assert page.texts("figcaption")[5] == "Gradient norm all 6.67 encoder 6.33"
+    older = _page(LOOKS["older"])
+    assert older.texts("h3")[4:6] == ["Mean kernel on Z", "Confused most often"]
+
+
+def test_a_curve_breaks_where_a_value_is_missing_or_not_finite():
+    lines = _metrics(6)
+    del lines[2]["confidence"]
+    lines[3]["confidence"] = float("nan")
+    page = _page(_look(metrics=lines, step=60))
+    paths = [a["d"] for t, a, _ in page.elements if t == "path" and "class" in a]
+    chart = page.texts("h3").index("Confidence loss")
+    # Two lines in each of the three charts before.
+    assert [path.count("M") for path in paths[: 2 * chart + 1]] == [1] * 6 + [2]
+    assert paths[2 * chart].count("L") == 2
+
+
+@pytest.mark.parametrize("value", [0.0, -2.0, 1.1, 3e-30, 4e9])
+@pytest.mark.parametrize("log", [False, True])
+def test_a_line_lies_in_its_frame_between_ticks(value, log):
+    chart = view._Chart("", {}, log=log)
+    for ys in ([value, value], [value, 2.0 * value], [value, 1e4 * value]):
+        picture = Page(
+            view._line_chart(chart, np.array([1.0, 2.0]), {"y": np.array(ys)})
+        )
+        (line,) = [a["d"] for t, a, _ in picture.elements if a.get("class") == "line"]
+        heights = [float(point.split()[1]) for point in re.split("[ML]", line)[1:]]
+        assert all(view._TOP <= height <= view._BOTTOM for height in heights)
+        ticks = [float(tick) for tick in picture.attributes("text", "y")[:-3]]
+        assert all(view._TOP - 0.1 <= tick <= view._BOTTOM + 0.1 for tick in ticks)
+        assert 2 <= len(set(picture.texts("text", **{"class": "y"}))) <= 7
+        # The larger value stands higher.
+        assert (heights[1] < heights[0]) == (ys[1] > ys[0])
+
+
+def test_a_pointer_over_an_epoch_is_told_its_values():
+    lines = _metrics(2)
+    picture = view._line_chart(
+        view._Chart("Loss", {}),
+        np.array([1.0, 2.0]),
+        {"loss": np.array([line["loss"] for line in lines])},
+    )
+    page = Page(picture)
+    assert page.texts("title") == ["epoch 1 loss: 9", "epoch 2 loss: 4.5"]
+    widths = [float(width) for width in page.attributes("rect", "width")]
+    assert sum(widths) == pytest.approx(view._RIGHT - view._LEFT)
+
+
+def test_the_confusion_matrix_counts_rows_of_true_classes():
+    page = _page(_look())
+    header, *rows = page.table("cat")
+    assert header == ["", "cat", "dog", "owl", "fox", "error, %"]
+    assert rows == [
+        ["cat", "2", "1", "", "", "33.3"],
+        ["dog", "", "2", "1", "", "33.3"],
+        ["owl", "", "", "2", "1", "33.3"],
+        ["fox", "1", "", "", "2", "33.3"],
+    ]
+
+
+def test_the_pairs_confused_most_come_first():
+    look = _look(names=("cat", "dog", "owl"), each=4)
+    predicted = look.data.eval_labels.copy()
+    predicted[[1, 4, 7]] = 0  # Three dogs taken for cats,
+    predicted[[2, 5]] = 1  # and two owls for dogs.
+    look = look._replace(probabilities=np.eye(3)[predicted])
+    assert _page(look).table("true")[1:] == [
+        ["dog", "cat", "3", "75.00\u00a0%"],
+        ["owl", "dog", "2", "50.00\u00a0%"],
+    ]
+
+
+def test_a_matrix_of_many_classes_is_set_small_but_has_all_of_them():
+    page = _page(LOOKS["hundred"])
+    assert page.attributes("table", "class").count("confusion small") == 1
+    assert len(page.table("class 0")) == 101
+    assert len(page.table("true")) == 1 + view._CONFUSIONS_SHOWN
+    assert _page(_look()).attributes("table", "class").count("confusion") == 1
+
+
+def _captions(page):
+    """Those of the errors: two classes with their probabilities."""
+    return [text for text in page.texts("figcaption") if text.count("%") == 2]
+
+
+def test_errors_are_those_with_the_highest_probability_first():
+    look = _look()
+    # The wrong images are the last four, each surer than the one before.
+    assert _captions(_page(look)) == [
+        f"{wrong} {100 * top:.2f} % {true} {100 * (1 - top) / 3:.2f} %"
+        for true, wrong, top in zip(
+            ("fox", "owl", "dog", "cat"),
+            ("cat", "fox", "owl", "dog"),
+            look.probabilities.max(axis=1)[:-5:-1],
+            strict=True,
+        )
+    ]
+    assert "Every image is classified" not in view.page(look)
+    assert "Every image is classified" in view.page(LOOKS["no errors"])
+
+
+def test_of_many_errors_the_first_are_shown():
+    page = _page(LOOKS["hundred"])
+    assert len(_captions(page)) == view._ERRORS_SHOWN
+    assert f"{view._ERRORS_SHOWN} of 100 errors" in page.texts("section")[2]
+
+
+def _pixels(page):
+    """The pixels of all pictures, by what they show."""
+    sources = page.attributes("img", "src")
+    return {
+        text: np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",")[1]))))
+        for text, source in zip(page.attributes("img", "alt"), sources, strict=True)
+    }
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_are_the_images_and_reconstructions_themselves(channels):
+    look = _look(channels=channels)
+    look = look._replace(reconstructions=1.0 - look.reconstructions)
+    pixels = _pixels(_page(look))
+    for row, name in enumerate(look.data.class_names):
+        image = look.data.eval_images[row].squeeze()
+        text = f"test image {row}, class {name}"
+        np.testing.assert_array_equal(pixels[text], image)
+        np.testing.assert_array_equal(pixels[f"reconstruction of {text}"], 255 - image)
+    assert "test image 11, class fox" in pixels  # An error.
+
+
+def test_the_kernel_is_told_apart_by_auc_and_overlap():
+    look = _look()
+    rows = _page(look).table("kernel")
+    assert [row[0] for row in rows] == ["kernel", "on Z", "on raw pixels"]
+
+    def expected(features):
+        same, different = [], []
+        for i in range(len(features)):
+            for j in range(i):
+                distance = np.sum((features[i] - features[j]) ** 2)
+                value = np.mean(
+                    [np.exp(-distance / (2 * b)) for b in look.config["bandwidths"]]
+                )
+                equal = look.data.eval_labels[i] == look.data.eval_labels[j]
+                (same if equal else different).append(value)
+        auc = np.mean([(a > b) + 0.5 * (a == b) for a in same for b in different])
+        edges = np.arange(41) / 40
+        shares = [np.histogram(v, edges)[0] / len(v) for v in (same, different)]
+        values = (np.mean(same), np.mean(different), auc, np.minimum(*shares).sum())
+        return [f"{value:.3f}" for value in values]
+
+    pixels = look.data.eval_images.reshape(len(look.z), -1) / 255.0
+    assert rows[1][1:] == expected(look.z.astype(float))
+    assert rows[2][1:] == expected(pixels)
+    assert "Too few images" in view.page(LOOKS["one of each"])
+
+
+def test_the_kernel_takes_some_images_of_all_classes(monkeypatch):
+    monkeypatch.setattr(view, "_KERNEL_IMAGES", 6)
+    look = _look(names=("cat", "dog"), each=6)
+    # Sorted by class: the first six are all of one.
+    look = _with_data(look, eval_labels=np.sort(look.data.eval_labels))
+    assert "between 6 test images" in _page(look).texts("section")[4]
+
+
+# --- A run ---
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """A run of a small network that was interrupted before its first step."""
+    workdir = tmp_path_factory.mktemp("run")
+    config = digits.get_config()
+    config.update(width=0.05, latent_dim=4)
+    program = training._compile(config, training._load(config))
+    (workdir / "config.json").write_text(config.to_json())
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        checkpoints.save(0, program.init(training._key(config)))
+    return workdir
+
+
+def test_the_command_writes_the_page_of_a_run(workdir, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["analysis", "view", str(workdir)])
+    command.main()
+    assert capsys.readouterr().out == f"Wrote {workdir / 'view.html'}.\n"
+    page = Page((workdir / "view.html").read_text(encoding="utf-8"))
+    notice = page.texts("p", **{"class": "notice"})[0]
+    assert notice.endswith("checkpoint of step 0: 0 of 12 epochs.")
+    assert _facts(page)["labels"] == ("1,437", "of 1,437 training images")
+    pictures = [text for text in page.attributes("img", "alt") if "recons" in text]
+    assert len(pictures) == 10
+
+    (workdir / "result.json").write_text('{"test_error_percent": 0.0}')
+    finished = Page(view.write(workdir).read_text(encoding="utf-8"))
+    assert "reported 0.00 %" in finished.texts("p", **{"class": "notice"})[-1]
+    assert "not finished" not in finished.texts("header")[0]
+
+
+def test_all_evaluation_images_are_classified_each_in_its_place(workdir):
+    run = training.load_run(workdir)
+    expected = figures.embed(run, run.data.eval_images)
+    z, probabilities = view._predict(run, batch_size=200)
+    np.testing.assert_allclose(z, expected.z, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        probabilities, jax.nn.softmax(expected.logits), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_directory_without_a_run_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["analysis", "view", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"error: .* holds no run"):
+        command.main()
+
+
+# --- In a browser ---
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+    None,
+)
+needs_browser = pytest.mark.skipif(
+    BROWSER is None,
+    reason="no chromium, chromium-browser or google-chrome on PATH; "
+    "on Debian: apt-get install chromium",
+)
+
+
+def _open(text, directory):
+    """Opens a page in a browser; returns the page it makes of it, and its console."""
+    path = directory / "opened.html"
+    path.write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [
+            BROWSER,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--no-first-run",
+            f"--user-data-dir={directory / 'profile'}",
+            "--enable-logging=stderr",
+            "--dump-dom",
+            path.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return done.stdout, console
+
+
+@needs_browser
+@pytest.mark.parametrize("name", ["grey", "hostile"])
+def test_a_browser_has_nothing_to_complain_of(name, tmp_path):
+    text = view.page(LOOKS[name])
+    opened, console = _open(text, tmp_path)
+    assert not console
+    # It reads the page as the parser does: nothing was moved or closed for it.
+    kinds = [tag for tag, _, _ in Page(opened).elements]
+    assert kinds == [tag for tag, _, _ in Page(text).elements]
+
+
+@needs_browser
+def test_a_browser_says_it_when_a_page_asks_for_more(tmp_path):
+    image = '<img src="http://127.0.0.1:9/a.png" alt="">'
+    text = view.page(_look()).replace("<main>", f"<main>{image}")
+    _, console = _open(text, tmp_path)
+    assert "http://127.0.0.1:9/a.png" in " ".join(console)
+
+
+MEASURE = """
+<script>
+onload = () => {
+  const seen = [...document.querySelectorAll("iframe")].map(frame => {
+    const {documentElement: root, images} = frame.contentDocument;
+    return {
+      width: frame.width,
+      content: root.scrollWidth,
+      images: images.length,
+      broken: [...images].filter(image => !image.naturalWidth).length,
+      requests: frame.contentWindow.performance.getEntriesByType("resource").length,
+    };
+  });
+  document.title = JSON.stringify(seen);
+};
+</script>
+"""
+
+
+@needs_browser
+def test_a_browser_shows_all_pictures_and_scrolls_down_only(tmp_path):
+    frames = [
+        f'<iframe width="{width}" height="900" '
+        f'srcdoc="{html.escape(view.page(LOOKS[name]))}"></iframe>'
+        for name in ("grey", "hostile", "hundred")
+        for width in (360, 1400)
+    ]
+    opened, _ = _open(f"<title></title>{MEASURE}{''.join(frames)}", tmp_path)
+    title = re.search("<title>(.*?)</title>", opened)[1]
+    seen = json.loads(html.unescape(title))
+    assert len(seen) == len(frames)
+    for frame in seen:
+        assert frame["content"] <= int(frame["width"]), frame
+        assert frame["images"] > 0
+        assert frame["broken"] == frame["requests"] == 0
