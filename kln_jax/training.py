@@ -97,10 +97,10 @@ def train_and_evaluate(
 ) -> dict[str, Any]:
     """Trains and evaluates as a configuration says, or goes on with it.
 
-    The working directory gets ``config.json``, ``metrics.jsonl`` (a line an epoch),
-    ``tensorboard/``, ``checkpoints/``, ``labelled.npy`` (rows of the labelled
-    images) and, at the end, ``result.json``. Of several processes only the first
-    reads and writes it.
+    The working directory gets ``config.json``, ``data.json`` (names of the classes,
+    shape of an image), ``labelled.npy`` (rows of the labelled images),
+    ``metrics.jsonl`` (a line an epoch), ``tensorboard/``, ``checkpoints/`` and, at the
+    end, ``result.json``. Of several processes only the first reads and writes it.
 
     Args:
       config: All keys of ``configs/default.py``.
@@ -145,6 +145,10 @@ def train_and_evaluate(
         directory.mkdir(parents=True, exist_ok=True)
         print(f"Working directory: {directory}", flush=True)
         metrics.write_json(directory / "config.json", json.loads(config.to_json()))
+        about = dict(
+            class_names=data.class_names, image_shape=data.train_images.shape[1:]
+        )
+        metrics.write_json(directory / "data.json", about)
         _store_rows(directory / "labelled.npy", labelled)
     training = _Training(config, data, labelled, program, interruption)
     with parallel.lost_processes_said():
