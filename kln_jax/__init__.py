@@ -3,15 +3,42 @@
 The names here need JAX alone: importing them starts no backend and changes no setting.
 """
 
-from kln_jax.cmmd import cmmd, cmmd_from_grams, weight_matrix
-from kln_jax.kernels import Kernel, gaussian_mixture, linear, squared_distances
+from kln_jax.cmmd import (
+    ConditionalEmbedding,
+    cmmd,
+    cmmd_from_grams,
+    conditional_embedding,
+    weight_matrix,
+)
+from kln_jax.kernels import (
+    Kernel,
+    delta,
+    gaussian_mixture,
+    laplacian,
+    linear,
+    median_bandwidth,
+    polynomial,
+    rational_quadratic,
+    squared_distances,
+)
+from kln_jax.mmd import mmd
+from kln_jax.nystroem import cmmd_nystroem
 
 __all__ = [
+    "ConditionalEmbedding",
     "Kernel",
     "cmmd",
     "cmmd_from_grams",
+    "cmmd_nystroem",
+    "conditional_embedding",
+    "delta",
     "gaussian_mixture",
+    "laplacian",
     "linear",
+    "median_bandwidth",
+    "mmd",
+    "polynomial",
+    "rational_quadratic",
     "squared_distances",
     "weight_matrix",
 ]

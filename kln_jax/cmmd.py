@@ -19,6 +19,7 @@ and non-negative up to rounding.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -27,7 +28,15 @@ from jax import Array
 from jax.scipy.linalg import solve
 from jax.typing import ArrayLike
 
-from kln_jax.kernels import Kernel, as_floats, gaussian_mixture, linear, matmul
+from kln_jax.kernels import (
+    Kernel,
+    as_features,
+    as_floats,
+    gaussian_mixture,
+    linear,
+    matmul,
+    takes_any_rank,
+)
 
 
 def cmmd(
@@ -58,9 +67,10 @@ def cmmd(
     (float64 if one of them is float64).
 
     Args:
-      x_s: Features of set s, shape ``(n_s, d)``.
+      x_s: Features of set s, shape ``(n_s, d)``. A ``kernel.on(h)`` takes images or
+        whatever h takes, ``(n_s, ...)``, of any type, as they are.
       y_s: One-hot labels or class probabilities of set s, shape ``(n_s, C)``.
-      x_t: Features of set t, shape ``(n_t, d)``.
+      x_t: Features of set t, shape ``(n_t, d)``, of the same rank.
       y_t: One-hot labels or class probabilities of set t, shape ``(n_t, C)``.
       kernel: Kernel on features. A kernel that is made anew for each call and does
         not compare equal is compiled anew.
@@ -84,25 +94,11 @@ def cmmd(
       Equations 3 and 4 of arXiv 2008.10165; Ren et al., Conditional Generative
       Moment-Matching Networks, arXiv 1606.04218.
     """
-    arrays = dict(x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t)
-    shapes = {name: jnp.shape(array) for name, array in arrays.items()}
-    if not (
-        all(len(shape) == 2 and 0 not in shape for shape in shapes.values())
-        and shapes["x_s"][0] == shapes["y_s"][0]
-        and shapes["x_t"][0] == shapes["y_t"][0]
-        and shapes["x_s"][1] == shapes["x_t"][1]
-        and shapes["y_s"][1] == shapes["y_t"][1]
-    ):
-        raise ValueError(
-            "cmmd takes features (n_s, d), (n_t, d) and labels (n_s, C), (n_t, C), "
-            f"none empty, but got {_listed(shapes)}. Flatten features with "
-            "x.reshape(len(x), -1); give class numbers as jax.nn.one_hot(y, C)."
-        )
-    floats = as_floats(*arrays.values())
-    dtype = floats[0].dtype
-    check_ridge(ridge, max(shapes["x_s"][0], shapes["x_t"][0]), dtype)
+    arrays = check_sets("cmmd", kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t)
+    dtype = arrays[1].dtype
+    check_ridge(ridge, max(len(arrays[0]), len(arrays[2])), dtype)
     return _cmmd(
-        *floats, jnp.asarray(ridge, dtype), kernel=kernel, label_kernel=label_kernel
+        *arrays, jnp.asarray(ridge, dtype), kernel=kernel, label_kernel=label_kernel
     )
 
 
@@ -121,15 +117,157 @@ def _cmmd(
     x = jnp.concatenate([x_s, x_t])
     # From one Gram matrix of all points: equal points of s and t have equal rows in
     # it, to the last bit, so that what should cancel does.
-    K = kernel(x, x)
+    K, y_s, y_t = as_floats(kernel(x, x), y_s, y_t)
     K_s, K_t, K_ts = K[:n, :n], K[n:, n:], K[n:, :n]
     if label_kernel is not linear:
         y = jnp.concatenate([y_s, y_t])
         L = label_kernel(y, y)
         return _trace(K_s, K_t, K_ts, L[:n, :n], L[n:, n:], L[:n, n:], ridge)
     A_s, A_t = _solve_both((K_s, y_s), (K_t, y_t), ridge)
+    return _squared_distance(K, A_s, A_t)
+
+
+def _squared_distance(K: Array, A_s: Array, A_t: Array) -> Array:
+    """Returns <D, K D> of the coefficients of two regressors, K on all points."""
     difference = jnp.concatenate([A_s, -A_t])
     return jnp.sum(difference * matmul(K, difference))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class ConditionalEmbedding:
+    r"""A kernel ridge regression, as `conditional_embedding` makes it.
+
+    .. math:: \hat\mu(x) = \sum_i k(x, x_i) A_i, \qquad A = \tilde K^{-1} Y
+
+    A pytree of two arrays: it goes through jit, vmap and grad.
+
+    Attributes:
+      x: The features, shape ``(n, d)``, or of any rank with ``kernel.on(h)``.
+      coefficients: A, shape ``(n, C)``.
+      kernel: The kernel on features.
+    """
+
+    x: Array
+    coefficients: Array
+    kernel: Kernel = dataclasses.field(metadata=dict(static=True))
+
+    def predict(self, x_new: ArrayLike) -> Array:
+        r"""The kernel ridge mean at new points, :math:`K(x_{new}, x) A`.
+
+        The rows are regressed labels, not probabilities: they need not sum to 1.
+
+        Args:
+          x_new: Features, shape ``(m, d)``.
+
+        Returns:
+          Predictions, shape ``(m, C)``.
+
+        Raises:
+          ValueError: If the features are not of the shape of the first ones.
+        """
+        shape = jnp.shape(x_new)
+        if not shape or shape[1:] != self.x.shape[1:]:
+            raise ValueError(
+                f"x_new {shape} must be (m, ...) of the features of x {self.x.shape}."
+            )
+        return _predict(self, jnp.asarray(x_new))
+
+    def distance(self, other: ConditionalEmbedding) -> Array:
+        r"""The squared distance to another embedding: `cmmd` of the two sets.
+
+        .. math:: \|\hat\mu_s - \hat\mu_t\|^2 = \langle D, K D\rangle,
+          \quad D = \begin{pmatrix} A_s \\ -A_t \end{pmatrix}
+
+        in the reproducing-kernel Hilbert space, with the linear label kernel.
+
+        Args:
+          other: An embedding with an equal kernel and as many labels.
+
+        Returns:
+          The distance, a float32 scalar (float64 if an array is).
+
+        Raises:
+          ValueError: If the kernels, or the shapes of a point or label, differ.
+        """
+        if self.kernel != other.kernel:
+            raise ValueError(
+                f"The kernels of the embeddings, {self.kernel} and {other.kernel}, "
+                "must be equal: each has a space of its own."
+            )
+        shapes = [(z.x.shape, z.coefficients.shape) for z in (self, other)]
+        if len({(x[1:], coefficients[1:]) for x, coefficients in shapes}) > 1:
+            raise ValueError(
+                "The embeddings must be of features and labels of one length, but "
+                f"have x {shapes[0][0]} and {shapes[1][0]}, coefficients "
+                f"{shapes[0][1]} and {shapes[1][1]}."
+            )
+        return _distance(self, other)
+
+
+@jax.jit
+def _predict(embedding: ConditionalEmbedding, x_new: Array) -> Array:
+    K_new = embedding.kernel(x_new, embedding.x)
+    return matmul(*as_floats(K_new, embedding.coefficients))
+
+
+@jax.jit
+def _distance(s: ConditionalEmbedding, t: ConditionalEmbedding) -> Array:
+    x = jnp.concatenate(as_features(s.kernel, s.x, t.x))
+    K = s.kernel(x, x)
+    return _squared_distance(*as_floats(K, s.coefficients, t.coefficients))
+
+
+def conditional_embedding(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    kernel: Kernel = gaussian_mixture((1, 3, 5, 7, 9)),
+    ridge: float | Array = 0.1,
+) -> ConditionalEmbedding:
+    r"""Regresses labels on features: the conditional embedding of P(Y|X).
+
+    Its ``predict`` is the kernel ridge mean, and the ``distance`` of two of them is
+    the `cmmd` of their sets, which this lets be taken apart: each set is solved for
+    once, however many others it is compared with.
+
+    Args:
+      x: Features, shape ``(n, d)``, or of any rank with ``kernel.on(h)``.
+      y: One-hot labels, class probabilities or other targets, shape ``(n, C)``.
+      kernel: Kernel on features.
+      ridge: The regularisation lambda > 0, in units of the kernel.
+
+    Returns:
+      The embedding, differentiable in both arrays.
+
+    Raises:
+      ValueError: If shapes do not fit, or the ridge is not positive or is too small
+        for the precision of the arrays.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> x, y = jnp.array([[0.0], [4.0]]), jnp.eye(2)
+      >>> embedding = conditional_embedding(x, y)
+      >>> embedding.predict(jnp.array([[0.5]])).argmax()
+      Array(0, dtype=int32)
+      >>> print(f"{embedding.distance(conditional_embedding(x, y[::-1])):.4f}")
+      3.9519
+
+    References:
+      Song et al., Hilbert space embeddings of conditional distributions, ICML 2009;
+      Equation 3 of arXiv 2008.10165.
+    """
+    x, y = check_sets("conditional_embedding", kernel, x=x, y=y)
+    check_ridge(ridge, len(x), y.dtype)
+    return _conditional_embedding(x, y, jnp.asarray(ridge, y.dtype), kernel=kernel)
+
+
+@functools.partial(jax.jit, static_argnames="kernel")
+def _conditional_embedding(
+    x: Array, y: Array, ridge: Array, *, kernel: Kernel
+) -> ConditionalEmbedding:
+    K, y = as_floats(kernel(x, x), y)
+    return ConditionalEmbedding(x, _solve(K, y, ridge), kernel)
 
 
 def cmmd_from_grams(
@@ -268,8 +406,38 @@ def _solve_both(
 
 def _solve(K: Array, B: Array, ridge: Array) -> Array:
     """Solves (K + ridge I) A = B by one Cholesky factorisation."""
-    K_tilde = K + ridge * jnp.eye(len(K), dtype=K.dtype)
+    K_tilde = K + ridge.astype(K.dtype) * jnp.eye(len(K), dtype=K.dtype)
     return solve(K_tilde, B, assume_a="pos")
+
+
+def check_sets(function: str, kernel: Kernel, **arrays: ArrayLike) -> list[Array]:
+    """Returns the arrays of one or two sets: features, labels, features, labels.
+
+    A kernel that embeds its inputs takes features as they are. All else is floats.
+    """
+    shapes = {name: jnp.shape(array) for name, array in arrays.items()}
+    features, labels = [list(shapes.values())[start::2] for start in (0, 1)]
+    any_rank = takes_any_rank(kernel)
+    if not (
+        all(0 not in shape for shape in shapes.values())
+        and all(any_rank or len(shape) == 2 for shape in features)
+        and all(len(shape) == 2 for shape in labels)
+        and all(x[:1] == y[:1] for x, y in zip(features, labels, strict=True))
+        and len({shape[1:] for shape in features}) == 1
+        and len({shape[1:] for shape in labels}) == 1
+    ):
+        raise ValueError(
+            f"{function} takes features {'(n, ...)' if any_rank else '(n, d)'} and "
+            "labels (n, C), of one n within a set, one d and one C, none empty, but "
+            f"got {_listed(shapes)}. Flatten features with x.reshape(len(x), -1), or "
+            "embed them by a kernel.on(h); give class numbers as "
+            "jax.nn.one_hot(y, C)."
+        )
+    values = list(arrays.values())
+    if not any_rank:
+        return list(as_floats(*values))
+    x, y = as_features(kernel, *values[::2]), as_floats(*values[1::2])
+    return [array for pair in zip(x, y, strict=True) for array in pair]
 
 
 def check_ridge(ridge: float | Array, n: int, dtype: jnp.dtype) -> None:

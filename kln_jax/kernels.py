@@ -1,11 +1,19 @@
-"""Kernels: callables that map two sets of vectors to their Gram matrix."""
+"""Kernels: callables that map two sets of vectors to their Gram matrix.
+
+Those of this module add, scale, multiply and compose with an embedding:
+``(k1 + 0.5 * k2 * k3).on(h)``. Their settings are numbers, not arrays that JAX
+traces, so that equal kernels compare equal and are compiled once.
+"""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
@@ -22,6 +30,166 @@ class Kernel(Protocol):
         """Returns the Gram matrix of the rows of ``a`` and the rows of ``b``."""
 
 
+class ComposableKernel(abc.ABC):
+    r"""A kernel with operators; each gives a kernel again.
+
+    ===============  =====================================================
+    ``k1 + k2``      :math:`k_1(a, b) + k_2(a, b)`
+    ``2.0 * k``      :math:`2 k(a, b)`; the factor is positive
+    ``k1 * k2``      :math:`k_1(a, b) \, k_2(a, b)`
+    ``k.on(h)``      :math:`k(h(a), h(b))`, the paper's :math:`k \circ h`
+    ===============  =====================================================
+
+    One of two operands may be any callable of the form of `Kernel`. To give a kernel
+    of one's own these operators, derive it from this class as a frozen dataclass.
+
+    Examples:
+      >>> kernel = 0.5 * (gaussian_mixture((1,)) + laplacian(2.0))
+      >>> kernel([[0.0]], [[0.0]])
+      Array([[1.]], dtype=float32)
+    """
+
+    # Without this, NumPy would multiply the kernel by each entry of an array.
+    __array_ufunc__ = None
+
+    @abc.abstractmethod
+    def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
+        """Returns the Gram matrix of the rows of ``a`` and the rows of ``b``."""
+
+    def __add__(self, other: Kernel) -> ComposableKernel:
+        """Returns the sum with a kernel."""
+        return _Sum(self, other) if callable(other) else NotImplemented
+
+    def __radd__(self, other: Kernel) -> ComposableKernel:
+        """Returns the sum with a kernel that has no operators."""
+        return _Sum(other, self) if callable(other) else NotImplemented
+
+    def __mul__(self, other: Kernel | float) -> ComposableKernel:
+        """Returns the product with a kernel or a positive number."""
+        if callable(other):
+            return _Product(self, other)
+        return _Scaled(self, _positive("The factor of a kernel", other))
+
+    def __rmul__(self, other: Kernel | float) -> ComposableKernel:
+        """Returns the product with a number or a kernel that has no operators."""
+        return _Product(other, self) if callable(other) else self * other
+
+    def on(self, embedding: Callable[[Any], Array]) -> ComposableKernel:
+        r"""Composes the kernel with an embedding: :math:`k(h(a), h(b))`.
+
+        The kernel that results takes arrays of any rank and type, as they are, and
+        so do `cmmd` and the other functions of this package with it. It is compiled
+        once for each embedding, by identity: name ``h`` once, not a lambda for each
+        call. For gradients in the parameters of ``h``, embed first:
+        ``cmmd(h(x_s), y_s, h(x_t), y_t)``.
+
+        Args:
+          embedding: The function h, from ``(n, ...)`` to ``(n, d)``; hashable.
+
+        Returns:
+          A kernel of ``(n, ...)`` and ``(m, ...)``.
+
+        Raises:
+          ValueError: If the embedding is not a hashable callable.
+
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> flat = gaussian_mixture().on(lambda images: images.reshape(-1, 4))
+          >>> flat(jnp.ones((3, 2, 2)), jnp.ones((5, 2, 2))).shape
+          (3, 5)
+        """
+        try:
+            hash(embedding)
+        except TypeError:
+            hashable = False
+        else:
+            hashable = callable(embedding)
+        if not hashable:
+            raise ValueError(
+                f"embedding={embedding!r} must be a hashable callable, such as a "
+                "function. Wrap it in one: def h(x): return embedding(x)."
+            )
+        return _On(self, embedding)
+
+
+def _arrays(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
+    """Returns JAX arrays; one and the same for one, which is then embedded once."""
+    array = jnp.asarray(a)
+    return array, array if b is a else jnp.asarray(b)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sum(ComposableKernel):
+    left: Kernel
+    right: Kernel
+
+    def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
+        a, b = _arrays(a, b)
+        return jnp.add(*as_floats(self.left(a, b), self.right(a, b)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Product(ComposableKernel):
+    left: Kernel
+    right: Kernel
+
+    def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
+        a, b = _arrays(a, b)
+        return jnp.multiply(*as_floats(self.left(a, b), self.right(a, b)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scaled(ComposableKernel):
+    kernel: Kernel
+    factor: float
+
+    def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
+        return self.factor * self.kernel(*_arrays(a, b))
+
+
+@dataclasses.dataclass(frozen=True)
+class _On(ComposableKernel):
+    kernel: Kernel
+    embedding: Callable[[Any], Array]
+
+    def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
+        a, b = _arrays(a, b)
+        embedded = self.embedding(a)
+        return self.kernel(embedded, embedded if b is a else self.embedding(b))
+
+
+def _number(name: str, value: float) -> float:
+    """Returns a setting of a kernel as a Python float, which compares and hashes."""
+    if isinstance(value, jax.core.Tracer) or jnp.ndim(value):
+        raise ValueError(
+            f"{name} is {value}, but must be a number that is known when the kernel "
+            "is made. Under jit, scale the features instead: the Gaussian kernel of "
+            "variance b is that of variance 1 on x / sqrt(b)."
+        )
+    return float(value)
+
+
+def _positive(name: str, value: float) -> float:
+    number = _number(name, value)
+    if not 0.0 < number < float("inf"):
+        raise ValueError(
+            f"{name} is {number:g}, but must be positive and finite, such as 1."
+        )
+    return number
+
+
+def takes_any_rank(kernel: Kernel) -> bool:
+    """Returns whether a kernel embeds what it is given, which may be no vectors."""
+    match kernel:
+        case _On():
+            return True
+        case _Sum(left, right) | _Product(left, right):
+            return takes_any_rank(left) and takes_any_rank(right)
+        case _Scaled(scaled, _):
+            return takes_any_rank(scaled)
+    return False
+
+
 def as_floats(*arrays: ArrayLike) -> tuple[Array, ...]:
     """Returns the arrays in float32, or in float64 if one of them is.
 
@@ -33,6 +201,14 @@ def as_floats(*arrays: ArrayLike) -> tuple[Array, ...]:
     return tuple(
         array.astype(jnp.float64 if wide else jnp.float32) for array in converted
     )
+
+
+def as_features(kernel: Kernel, *arrays: ArrayLike) -> tuple[Array, ...]:
+    """Returns points as a kernel takes them: as they are if it embeds, else floats."""
+    converted = tuple(jnp.asarray(array) for array in arrays)
+    if takes_any_rank(kernel) and len({array.dtype for array in converted}) == 1:
+        return converted
+    return as_floats(*converted)
 
 
 def matmul(a: Array, b: Array) -> Array:
@@ -84,10 +260,30 @@ def squared_distances(a: ArrayLike, b: ArrayLike) -> Array:
     return jnp.maximum(norms_a + norms_b - 2.0 * matmul(a, b.T), 0.0)
 
 
-def linear(a: ArrayLike, b: ArrayLike) -> Array:
+def _sum_over_features(
+    term: Callable[[Array, Array], Array], a: Array, b: Array
+) -> Array:
+    """Returns ``sum_k term(a_ik, b_jk)``, exact where features are equal.
+
+    One feature at a time, also in the gradient: no ``(n, m, d)`` array is formed.
+    """
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def summand(a_k: Array, b_k: Array) -> Array:
+        return term(a_k[:, None], b_k[None, :])
+
+    def add(total: Array, feature: tuple[Array, Array]) -> tuple[Array, None]:
+        return total + summand(*feature), None
+
+    zeros = jnp.zeros((len(a), len(b)), as_floats(a, b)[0].dtype)
+    return lax.scan(add, zeros, (a.T, b.T))[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Linear(ComposableKernel):
     r"""The linear kernel, :math:`k(a, b) = a^\top b`.
 
-    On one-hot labels it is the delta kernel.
+    On one-hot labels it is the delta kernel. :math:`k(x, x) = \|x\|^2`.
 
     Args:
       a: Vectors, shape ``(n, d)``.
@@ -103,12 +299,62 @@ def linear(a: ArrayLike, b: ArrayLike) -> Array:
       >>> linear([[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]])
       Array([[1., 0.]], dtype=float32)
     """
-    a, b = _vectors(a, b)
-    return matmul(a, b.T)
+
+    def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
+        a, b = _vectors(a, b)
+        return matmul(a, b.T)
+
+    def __reduce__(self) -> str:
+        # A copy is the original, as that of a function: `cmmd` asks for identity.
+        return "linear"
+
+
+linear = _Linear()
+r"""The linear kernel, :math:`k(a, b) = a^\top b`, with :math:`k(x, x) = \|x\|^2`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _GaussianMixture:
+class _Delta(ComposableKernel):
+    r"""The delta kernel: 1 where two rows are equal, else 0.
+
+    .. math:: k(a, b) = [a = b]
+
+    For labels, one-hot or class numbers as ``labels[:, None]``. :math:`k(x, x) = 1`.
+    Its gradient is zero everywhere, so that it teaches predictions nothing: `linear`
+    is equal to it on one-hot labels and does.
+
+    Args:
+      a: Rows, shape ``(n, d)``. Integers are compared as integers.
+      b: Rows, shape ``(m, d)``.
+
+    Returns:
+      Gram matrix, shape ``(n, m)``, float32 (float64 if an argument is).
+
+    Raises:
+      ValueError: If the arguments are not two matrices of equal width.
+
+    Examples:
+      >>> delta([[3], [5]], [[5], [3], [4]])
+      Array([[0., 1., 0.],
+             [1., 0., 0.]], dtype=float32)
+    """
+
+    def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
+        floats = _vectors(a, b)
+        a, b = jnp.asarray(a), jnp.asarray(b)
+        # float32 has no room for integers above 2^24.
+        a, b = (a, b) if a.dtype == b.dtype else floats
+        dtype = floats[0].dtype
+        differing = _sum_over_features(lambda p, q: (p != q).astype(dtype), a, b)
+        return (differing == 0).astype(dtype)
+
+
+delta = _Delta()
+"""The delta kernel on labels, 1 where two rows are equal, else 0; k(x, x) = 1."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _GaussianMixture(ComposableKernel):
     """See `gaussian_mixture`. Equal settings compare equal and are compiled once."""
 
     bandwidths: tuple[float, ...]
@@ -127,7 +373,7 @@ def gaussian_mixture(
     bandwidths: Sequence[float] = (1, 3, 5, 7, 9),
     *,
     reduction: Literal["mean", "sum"] = "mean",
-) -> Callable[[ArrayLike, ArrayLike], Array]:
+) -> ComposableKernel:
     r"""A mixture of Gaussian kernels.
 
     .. math:: k(a, b) = \frac{1}{B} \sum_{i=1}^{B} \exp(-\|a - b\|^2 / (2 b_i))
@@ -154,7 +400,7 @@ def gaussian_mixture(
     References:
       Section 4 of arXiv 2008.10165.
     """
-    values = tuple(float(bandwidth) for bandwidth in bandwidths)
+    values = tuple(_number("A bandwidth", bandwidth) for bandwidth in bandwidths)
     if not values or not all(0.0 < value < float("inf") for value in values):
         raise ValueError(
             f"bandwidths={values} must be one or more positive, finite variances, "
@@ -163,3 +409,190 @@ def gaussian_mixture(
     if reduction not in ("mean", "sum"):
         raise ValueError(f'reduction={reduction!r} must be "mean" or "sum".')
     return _GaussianMixture(values, reduction)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Laplacian(ComposableKernel):
+    """See `laplacian`."""
+
+    scale: float
+
+    def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
+        # |p - q|, but with gradient 0 in place of 1 where they are equal.
+        distances = _sum_over_features(
+            lambda p, q: (p - q) * jnp.sign(p - q), *_vectors(a, b)
+        )
+        return jnp.exp(distances * (-1.0 / self.scale))
+
+
+def laplacian(scale: float = 1.0) -> ComposableKernel:
+    r"""The Laplacian kernel.
+
+    .. math:: k(a, b) = \exp(-\|a - b\|_1 / s)
+
+    The norm is the sum of absolute differences, as in scikit-learn's
+    ``laplacian_kernel`` with ``gamma`` = 1 / s. The scale is a length in units of the
+    features, not a variance; the norm grows with their number, and so should the
+    scale. :math:`k(x, x) = 1`. Where features are equal, the gradient is 0.
+
+    Args:
+      scale: The length s > 0.
+
+    Returns:
+      A `Kernel`.
+
+    Raises:
+      ValueError: If the scale is not positive and finite.
+
+    Examples:
+      >>> print(f"{laplacian(2.0)([[0.0, 0.0]], [[1.0, -1.0]]).item():.3f}")
+      0.368
+    """
+    return _Laplacian(_positive("The scale of laplacian", scale))
+
+
+@dataclasses.dataclass(frozen=True)
+class _RationalQuadratic(ComposableKernel):
+    """See `rational_quadratic`."""
+
+    bandwidth: float
+    alpha: float
+
+    def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
+        scaled = squared_distances(a, b) * (0.5 / self.alpha / self.bandwidth)
+        return jnp.exp(-self.alpha * jnp.log1p(scaled))
+
+
+def rational_quadratic(
+    bandwidth: float = 1.0, *, alpha: float = 1.0
+) -> ComposableKernel:
+    r"""The rational quadratic kernel.
+
+    .. math:: k(a, b) = \left(1 + \frac{\|a - b\|^2}{2 \alpha b}\right)^{-\alpha}
+
+    A mixture of Gaussian kernels of all variances; that of variance b in the limit of
+    large alpha. The bandwidth is a variance, in squared units of the features.
+    :math:`k(x, x) = 1`.
+
+    Args:
+      bandwidth: The variance b > 0.
+      alpha: The exponent > 0. The smaller it is, the heavier is the tail.
+
+    Returns:
+      A `Kernel`.
+
+    Raises:
+      ValueError: If a setting is not positive and finite.
+
+    Examples:
+      >>> rational_quadratic(2.0)([[0.0]], [[0.0], [2.0]])
+      Array([[1. , 0.5]], dtype=float32)
+    """
+    return _RationalQuadratic(
+        _positive("The bandwidth of rational_quadratic", bandwidth),
+        _positive("The alpha of rational_quadratic", alpha),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Polynomial(ComposableKernel):
+    """See `polynomial`."""
+
+    degree: int
+    offset: float
+    scale: float
+
+    def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
+        return (self.scale * linear(a, b) + self.offset) ** self.degree
+
+
+def polynomial(
+    degree: int = 3, *, offset: float = 1.0, scale: float = 1.0
+) -> ComposableKernel:
+    r"""The polynomial kernel.
+
+    .. math:: k(a, b) = (\gamma\, a^\top b + c)^p
+
+    :math:`k(x, x) = (\gamma \|x\|^2 + c)^p` has no bound: choose the scale so that it
+    is near 1, for the ridge of `cmmd` is in its units. 1 / d is scikit-learn's.
+
+    Args:
+      degree: The exponent p, an integer > 0.
+      offset: The constant c >= 0, which weighs terms of a degree below p.
+      scale: The factor gamma > 0.
+
+    Returns:
+      A `Kernel`.
+
+    Raises:
+      ValueError: If the degree is not a positive integer, the offset is negative, the
+        scale is not positive, or one is not finite.
+
+    Examples:
+      >>> polynomial(2)([[1.0, 2.0]], [[3.0, 0.0]])
+      Array([[16.]], dtype=float32)
+    """
+    power = _number("The degree of polynomial", degree)
+    if power < 1 or not power.is_integer():
+        raise ValueError(
+            f"The degree of polynomial is {degree}, but must be a positive integer, "
+            "such as 3."
+        )
+    constant = _number("The offset of polynomial", offset)
+    if not 0.0 <= constant < float("inf"):
+        raise ValueError(
+            f"The offset of polynomial is {offset}, but must be 0 or positive, and "
+            "finite: with a negative one it is no kernel."
+        )
+    return _Polynomial(
+        int(power), constant, _positive("The scale of polynomial", scale)
+    )
+
+
+def median_bandwidth(x: ArrayLike, *, stop_gradient: bool = True) -> Array:
+    r"""The median of the squared distances between different points.
+
+    .. math:: b = \operatorname{median} \{\|x_i - x_j\|^2 : x_i \ne x_j\}
+
+    It is a variance, as `gaussian_mixture` takes it: at the median distance the kernel
+    is :math:`\exp(-1/2) \approx 0.61`. Half of it is met as well, with which the
+    kernel is :math:`1/e` there. Points that coincide do not count, so that it is never
+    0; where all do, it is 1.
+
+    Outside jit, make a kernel of it: ``gaussian_mixture((median_bandwidth(x),))``.
+    Under jit or vmap, where it is not a number yet, scale the features instead:
+    ``gaussian_mixture((1,))`` on ``x / jnp.sqrt(median_bandwidth(x))``.
+
+    Args:
+      x: Points, shape ``(n, d)``, n > 1. Memory grows with n^2: of a large set, give
+        a random sample.
+      stop_gradient: Whether to treat it as a constant in gradients.
+
+    Returns:
+      The bandwidth, a float32 scalar (float64 if x is).
+
+    Raises:
+      ValueError: If x is not a matrix of two rows at least.
+
+    Examples:
+      >>> median_bandwidth([[0.0], [0.0], [2.0], [3.0]])
+      Array(4., dtype=float32)
+
+    References:
+      Gretton et al., A kernel two-sample test, JMLR 13, 2012, Section 8.
+    """
+    (x,) = as_floats(x)
+    if x.ndim != 2 or len(x) < 2:
+        raise ValueError(
+            f"median_bandwidth takes points (n, d), two at least, but got {x.shape}. "
+            "Flatten images with x.reshape(len(x), -1)."
+        )
+    if stop_gradient:
+        x = lax.stop_gradient(x)
+    # Not by `squared_distances`, whose rounding makes coincident points differ.
+    distances = _sum_over_features(lambda p, q: (p - q) ** 2, x, x)
+    different = distances > 0
+    ordered = jnp.sort(jnp.where(different, distances, jnp.inf), axis=None)
+    count = jnp.sum(different)  # Even: each pair is there twice.
+    median = 0.5 * (ordered[count // 2 - 1] + ordered[count // 2])
+    return jnp.where(count > 0, median, jnp.ones_like(median))

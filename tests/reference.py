@@ -1,8 +1,8 @@
-"""The definitions of KLN's kernels and of CMMD, in NumPy float64 with plain loops.
+"""The definitions of the kernels, of CMMD and of MMD, in NumPy float64 with loops.
 
-Written from the paper alone and without JAX, to be read beside it: slow, and
-the judge of `kln_jax.kernels` and `kln_jax.cmmd`. Two forms of CMMD stand here
-that share no line beyond the Gram matrices, so that each also judges the other.
+Written from the papers alone and without JAX, to be read beside it: slow, and the
+judge of `kernels`, `cmmd`, `mmd` and `nystroem`. Two forms of CMMD stand here that
+share no line beyond the Gram matrices, so that each also judges the other.
 """
 
 import math
@@ -51,6 +51,91 @@ def linear(a: np.ndarray, b: np.ndarray) -> np.ndarray:
             for k in range(a.shape[1]):
                 L[i, j] += a[i, k] * b[j, k]
     return L
+
+
+def _entrywise(k: Callable[[np.ndarray, np.ndarray], float]) -> Kernel:
+    """The Gram matrix of a kernel of two vectors."""
+
+    def gram(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        K = np.zeros((len(a), len(b)))
+        for i in range(len(a)):
+            for j in range(len(b)):
+                K[i, j] = k(a[i], b[j])
+        return K
+
+    return gram
+
+
+def laplacian(scale: float = 1.0) -> Kernel:
+    """exp(-|a - b|_1 / scale)."""
+    return _entrywise(
+        lambda a, b: math.exp(-sum(abs(a[k] - b[k]) for k in range(len(a))) / scale)
+    )
+
+
+def rational_quadratic(bandwidth: float = 1.0, alpha: float = 1.0) -> Kernel:
+    """(1 + |a - b|^2 / (2 alpha v))^-alpha of a variance v."""
+
+    def k(a: np.ndarray, b: np.ndarray) -> float:
+        distance = sum((p - q) ** 2 for p, q in zip(a, b, strict=True))
+        return (1 + distance / (2 * alpha * bandwidth)) ** -alpha
+
+    return _entrywise(k)
+
+
+def polynomial(degree: int = 3, offset: float = 1.0, scale: float = 1.0) -> Kernel:
+    """(scale <a, b> + offset)^degree."""
+
+    def k(a: np.ndarray, b: np.ndarray) -> float:
+        product = sum(p * q for p, q in zip(a, b, strict=True))
+        return (scale * product + offset) ** degree
+
+    return _entrywise(k)
+
+
+def delta(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """1 where two rows are equal, else 0."""
+    return _entrywise(lambda p, q: float(all(p == q)))(a, b)
+
+
+def median_bandwidth(x: np.ndarray) -> float:
+    """The median of |x_i - x_j|^2 over the pairs i < j that differ; 1 if none do."""
+    x = np.asarray(x, np.float64)
+    distances = []
+    for i in range(len(x)):
+        for j in range(i):
+            distance = sum((p - q) ** 2 for p, q in zip(x[i], x[j], strict=True))
+            if distance > 0:
+                distances.append(distance)
+    return float(np.median(distances)) if distances else 1.0
+
+
+def mmd(
+    x: np.ndarray, y: np.ndarray, kernel: Kernel | None = None, unbiased: bool = False
+) -> float:
+    """The squared MMD, as sums over pairs; without i = j if unbiased."""
+    kernel = kernel or gaussian_mixture()
+    means = []
+    for points in (x, y):
+        K, n = kernel(points, points), len(points)
+        pairs = [K[i, j] for i in range(n) for j in range(n) if i != j or not unbiased]
+        means.append(sum(pairs) / len(pairs))
+    cross = kernel(x, y)
+    return float(means[0] + means[1] - 2 * cross.sum() / cross.size)
+
+
+def kernel_ridge(
+    x: np.ndarray,
+    y: np.ndarray,
+    x_new: np.ndarray,
+    kernel: Kernel | None = None,
+    ridge: float = 0.1,
+) -> np.ndarray:
+    """K(x_new, x) (K + ridge I)^-1 y."""
+    kernel = kernel or gaussian_mixture()
+    inverse = np.linalg.inv(kernel(x, x) + ridge * np.eye(len(x)))
+    return kernel(x_new, x) @ inverse @ np.asarray(y, np.float64)
 
 
 def weight_matrix(K: np.ndarray, ridge: float) -> np.ndarray:
@@ -144,6 +229,25 @@ def regressor_distance(
     for c in range(difference.shape[1]):
         total += difference[:, c] @ K @ difference[:, c]
     return float(total)
+
+
+def cmmd_nystroem(
+    x_s: np.ndarray,
+    y_s: np.ndarray,
+    x_t: np.ndarray,
+    y_t: np.ndarray,
+    landmarks: np.ndarray,
+    kernel: Kernel | None = None,
+    ridge: float = 0.1,
+) -> float:
+    """The CMMD of the kernel k_z(a)^T K_zz^-1 k_z(b), by the trace form."""
+    kernel = kernel or gaussian_mixture()
+    inverse = np.linalg.pinv(kernel(landmarks, landmarks), rcond=1e-12, hermitian=True)
+
+    def projected(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return kernel(a, landmarks) @ inverse @ kernel(landmarks, b)
+
+    return cmmd(x_s, y_s, x_t, y_t, projected, ridge=ridge)
 
 
 def central_differences(

@@ -16,7 +16,10 @@ from jax.test_util import check_grads
 from kln_jax import (
     cmmd,
     cmmd_from_grams,
+    conditional_embedding,
+    delta,
     gaussian_mixture,
+    laplacian,
     linear,
     squared_distances,
     weight_matrix,
@@ -707,6 +710,161 @@ def test_ridge_is_any_number(ridge):
         value = form(*problem, ridge=ridge)
         assert value.dtype == jnp.float32
         np.testing.assert_allclose(value, reference.cmmd(*problem, ridge=2), rtol=1e-4)
+
+
+# --- embeddings of images ----------------------------------------------------
+
+
+def _pixels(images):
+    assert images.ndim == 4
+    assert images.dtype == jnp.uint8
+    return images.reshape(len(images), -1) / 64
+
+
+def _images(seed=23, n_s=6, n_t=5):
+    rng = np.random.default_rng(seed)
+    x_s, x_t = (rng.integers(0, 256, (n, 2, 2, 1), np.uint8) for n in (n_s, n_t))
+    return x_s, _one_hot(rng, n_s, 2), x_t, _probabilities(rng, n_t, 2)
+
+
+@LABELS
+def test_images_are_taken_with_a_kernel_on_an_embedding(label):
+    ours, definition = LABEL_KERNELS[label]
+    x_s, y_s, x_t, y_t = _images()
+    flat = [x.reshape(len(x), -1) / 64 for x in (x_s, x_t)]
+    expected = reference.cmmd(flat[0], y_s, flat[1], y_t, label_kernel=definition)
+    kernel = 1.0 * gaussian_mixture().on(_pixels)
+    value = cmmd(x_s, y_s, x_t, y_t, kernel=kernel, label_kernel=ours)
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, expected, rtol=1e-4)
+
+
+def test_images_are_refused_where_a_part_of_the_kernel_embeds_nothing():
+    kernel = gaussian_mixture().on(_pixels) + linear
+    with pytest.raises(ValueError, match=r"x_s \(6, 2, 2, 1\).*kernel\.on"):
+        cmmd(*_images(), kernel=kernel)
+
+
+def test_images_of_other_shapes_are_named():
+    x_s, y_s, x_t, y_t = _images()
+    kernel = gaussian_mixture().on(_pixels)
+    for images in (x_t[:, :1], x_t[:, 0], x_t[:4], x_t[:0], x_t[0, 0, 0, 0]):
+        with pytest.raises(ValueError, match=r"features \(n, \.\.\.\)") as error:
+            cmmd(x_s, y_s, images, y_t, kernel=kernel)
+        assert str(images.shape) in str(error.value)
+
+
+def test_delta_on_one_hot_labels_is_linear():
+    x_s, y_s, x_t, _ = _problem(24)
+    y_t = y_s[: len(x_t)]
+    np.testing.assert_allclose(
+        cmmd(x_s, y_s, x_t, y_t, label_kernel=delta),
+        cmmd(x_s, y_s, x_t, y_t),
+        rtol=1e-4,
+    )
+
+
+# --- conditional_embedding ---------------------------------------------------
+
+FEATURE_KERNELS = {
+    "mixture": (gaussian_mixture(), reference.gaussian_mixture()),
+    "laplacian": (laplacian(2.0), reference.laplacian(2.0)),
+}
+
+
+@functools.partial(jax.jit, static_argnames=("kernel",))
+def _distance(x_s, y_s, x_t, y_t, *, ridge=0.1, kernel=gaussian_mixture()):  # noqa: B008
+    s = conditional_embedding(x_s, y_s, kernel=kernel, ridge=ridge)
+    return s.distance(conditional_embedding(x_t, y_t, kernel=kernel, ridge=ridge))
+
+
+@pytest.mark.parametrize("name", FEATURE_KERNELS)
+@pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL])
+def test_distance_of_embeddings_is_cmmd(name, sizes):
+    kernel, definition = FEATURE_KERNELS[name]
+    problem = _problem(25, *sizes)
+    for ridge in (0.1, 1.0):
+        value = _distance(*problem, ridge=ridge, kernel=kernel)
+        assert value.dtype == jnp.float32
+        exact = cmmd(*problem, ridge=ridge, kernel=kernel)
+        np.testing.assert_allclose(value, exact, rtol=1e-5)
+        expected = reference.cmmd(*problem, definition, ridge=ridge)
+        np.testing.assert_allclose(value, expected, rtol=1e-4)
+
+
+def test_gradient_of_the_distance_is_that_of_cmmd():
+    problem = _edge("unequal")
+    with jax.enable_x64(True):
+        ours = jax.grad(_distance, argnums=(0, 1, 2, 3))(*problem)
+        exact = _gradients(0.1, *problem)["cmmd", "linear"]
+    for left, right in zip(ours, exact, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", FEATURE_KERNELS)
+def test_prediction_is_the_kernel_ridge_mean(name):
+    kernel, definition = FEATURE_KERNELS[name]
+    x, y, x_new, _ = _problem(26)
+    prediction = conditional_embedding(x, y, kernel=kernel, ridge=0.2).predict(x_new)
+    assert prediction.shape == (len(x_new), 2)
+    assert prediction.dtype == jnp.float32
+    expected = reference.kernel_ridge(x, y, x_new, definition, 0.2)
+    np.testing.assert_allclose(prediction, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_embeddings_are_pytrees():
+    x_s, y_s, x_t, _ = _problem(27)
+    embedding = jax.jit(conditional_embedding)(x_s, y_s)
+    assert len(jax.tree.leaves(embedding)) == 2
+    predict = jax.jit(lambda embedding, x: embedding.predict(x))
+    np.testing.assert_allclose(
+        predict(embedding, x_t), embedding.predict(x_t), rtol=1e-5, atol=1e-6
+    )
+    # A batch of embeddings, one for each labelling.
+    batch = jax.vmap(lambda y: conditional_embedding(x_s, y))(np.stack([y_s, 1 - y_s]))
+    distances = jax.vmap(lambda one: one.distance(embedding))(batch)
+    assert abs(distances[0]) <= 1e-5
+    np.testing.assert_allclose(distances[1], cmmd(x_s, 1 - y_s, x_s, y_s), rtol=1e-4)
+
+
+def test_embeddings_of_images_predict_and_compare():
+    kernel = gaussian_mixture().on(_pixels)
+    x_s, y_s, x_t, y_t = _images()
+    s = conditional_embedding(x_s, y_s, kernel=kernel)
+    t = conditional_embedding(x_t, y_t, kernel=kernel)
+    exact = cmmd(x_s, y_s, x_t, y_t, kernel=kernel)
+    np.testing.assert_allclose(s.distance(t), exact, rtol=1e-5)
+    flat = [x.reshape(len(x), -1) / 64 for x in (x_s, x_t)]
+    expected = reference.kernel_ridge(flat[0], y_s, flat[1])
+    np.testing.assert_allclose(s.predict(x_t), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_embeddings_that_do_not_compare_are_named():
+    x, y, _, _ = _problem(28)
+    embedding = conditional_embedding(x, y)
+    with pytest.raises(ValueError, match=r"kernels.*_Laplacian.*equal"):
+        embedding.distance(conditional_embedding(x, y, kernel=laplacian()))
+    with pytest.raises(ValueError, match=r"\(6, 3\) and \(6, 2\)"):
+        embedding.distance(conditional_embedding(x[:, :2], y))
+    with pytest.raises(ValueError, match=r"coefficients \(6, 2\) and \(6, 1\)"):
+        embedding.distance(conditional_embedding(x, y[:, :1]))
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (3,), (), (4, 3, 1)])
+def test_new_features_of_another_shape_are_named(shape):
+    embedding = conditional_embedding(*_problem(28)[:2])
+    with pytest.raises(ValueError, match=r"x \(6, 3\)") as error:
+        embedding.predict(np.zeros(shape, np.float32))
+    assert str(shape) in str(error.value)
+
+
+def test_embedding_refuses_what_cmmd_refuses():
+    x, y, _, _ = _problem(28)
+    with pytest.raises(ValueError, match=r"conditional_embedding.*y \(5, 2\)"):
+        conditional_embedding(x, y[:5])
+    for ridge in (0, 1e-9):
+        with pytest.raises(ValueError, match="ridge"):
+            conditional_embedding(x, y, ridge=ridge)
 
 
 # --- errors ------------------------------------------------------------------

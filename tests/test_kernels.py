@@ -1,5 +1,9 @@
 """The kernels against their definitions in `reference`, and at their edges."""
 
+import copy
+import functools
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +11,20 @@ import pytest
 import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.extend import core
 
-from kln_jax import gaussian_mixture, linear, squared_distances
+from kln_jax import (
+    cmmd,
+    delta,
+    gaussian_mixture,
+    laplacian,
+    linear,
+    median_bandwidth,
+    polynomial,
+    rational_quadratic,
+    squared_distances,
+)
+from kln_jax.kernels import ComposableKernel
 
 # The same examples in every run, and no clock in the verdict.
 settings.register_profile("kernels", derandomize=True, deadline=None, max_examples=20)
@@ -270,3 +286,442 @@ def test_empty_bandwidths_are_refused():
 def test_unknown_reduction_is_refused():
     with pytest.raises(ValueError, match=r"(?s)(?=.*median)(?=.*mean)(?=.*sum)"):
         gaussian_mixture((1, 3), reduction="median")
+
+
+# --- all kernels -------------------------------------------------------------
+
+
+def _flat(x):
+    return x.reshape(len(x), -1)
+
+
+def _square(x):
+    return jnp.concatenate([x, x**2], axis=1)
+
+
+def _doubles_squared(x):
+    return np.hstack([np.float64(x), np.float64(x) ** 2])
+
+
+def _mixed(k1, k2, k3):
+    return lambda a, b: 0.5 * k1(a, b) + k2(a, b) * k3(a, b)
+
+
+# Ours, the definition, and k(x, x) where it is the same for all x.
+ALL = {
+    "gaussian_mixture": (gaussian_mixture(), reference.gaussian_mixture(), 1),
+    "laplacian": (laplacian(2.0), reference.laplacian(2.0), 1),
+    "rational_quadratic": (
+        rational_quadratic(3.0, alpha=0.5),
+        reference.rational_quadratic(3.0, 0.5),
+        1,
+    ),
+    "polynomial": (
+        polynomial(3, offset=0.5, scale=0.2),
+        reference.polynomial(3, 0.5, 0.2),
+        None,
+    ),
+    "homogeneous": (polynomial(2, offset=0), reference.polynomial(2, 0.0), None),
+    "linear": (linear, reference.linear, None),
+    "delta": (delta, reference.delta, 1),
+    "mixed": (
+        0.5 * gaussian_mixture() + laplacian(2.0) * rational_quadratic(3.0),
+        _mixed(
+            reference.gaussian_mixture(),
+            reference.laplacian(2.0),
+            reference.rational_quadratic(3.0),
+        ),
+        1.5,
+    ),
+    "on": (
+        linear.on(_square),
+        lambda a, b: reference.linear(_doubles_squared(a), _doubles_squared(b)),
+        None,
+    ),
+}
+EACH = pytest.mark.parametrize("name", ALL)
+jitted = functools.partial(jax.jit, static_argnums=0)(lambda k, a, b: k(a, b))
+
+
+@EACH
+def test_kernel_equals_the_definition(name):
+    ours, definition, _ = ALL[name]
+    a, b = _points(0, 6, 3), _points(1, 9, 3)
+    b[2] = a[1]
+    for gram in (ours(a, b), jitted(ours, a, b)):
+        assert gram.shape == (6, 9)
+        assert gram.dtype == jnp.float32
+        np.testing.assert_allclose(gram, definition(a, b), rtol=1e-4, atol=1e-5)
+
+
+@EACH
+def test_kernel_under_vmap_and_in_float64(name):
+    ours, definition, _ = ALL[name]
+    a, b = _points(0, 2 * 4, 3).reshape(2, 4, 3), _points(1, 5, 3)
+    for gram, points in zip(jax.vmap(lambda z: ours(z, b))(a), a, strict=True):
+        np.testing.assert_allclose(gram, definition(points, b), rtol=1e-4, atol=1e-5)
+    with jax.enable_x64(True):
+        wide = ours(a[0].astype(np.float64), b.astype(np.float64))
+        assert wide.dtype == jnp.float64
+    np.testing.assert_allclose(wide, definition(a[0], b), rtol=1e-11, atol=1e-13)
+
+
+@EACH
+@settings(KERNELS, max_examples=8)
+@given(seed=st.integers(0, 2**16), log_scale=st.floats(-1, 1))
+def test_gram_is_symmetric_and_positive_semidefinite(name, seed, log_scale):
+    ours, _, diagonal = ALL[name]
+    x = _points(seed, 12, 5, 10.0**log_scale)
+    x[3] = x[7]
+    gram = np.asarray(jitted(ours, x, x), np.float64)
+    size = np.abs(gram).max()
+    np.testing.assert_allclose(gram, gram.T, atol=1e-6 * size)
+    assert np.linalg.eigvalsh((gram + gram.T) / 2).min() >= -1e-5 * size
+    if diagonal is not None:
+        np.testing.assert_allclose(np.diagonal(gram), diagonal, atol=1e-4)
+    order = np.random.default_rng(seed).permutation(12)
+    moved = jitted(ours, x[order], x[order])
+    np.testing.assert_allclose(moved, gram[order][:, order], atol=1e-4 * size)
+
+
+@EACH
+def test_gradient_is_finite_and_right_where_points_coincide(name):
+    ours, definition, _ = ALL[name]
+    a = np.float64(_points(0, 4, 3))
+    a[1] = a[0]
+    with jax.enable_x64(True):
+        gradient = jax.grad(lambda z: ours(z, a).sum() + ours(z, z).sum())(a)
+    # A kink has no derivative, but central differences give its middle, 0.
+    expected = reference.central_differences(
+        lambda z: (definition(z, a) + definition(z, z)).sum(), [a], 0
+    )
+    if name == "delta":  # A difference quotient of a step is no derivative.
+        expected = np.zeros_like(a)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
+    zeros = np.zeros((3, 2), np.float32)
+    assert np.isfinite(jax.grad(lambda z: ours(z, z).sum())(zeros)).all()
+
+
+@EACH
+def test_wrong_shapes_are_refused_by_every_kernel(name):
+    if name == "on":  # Its embedding judges.
+        return
+    with pytest.raises(ValueError, match=r"\(4, 3\).*\(5, 2\)"):
+        ALL[name][0](np.ones((4, 3), np.float32), np.ones((5, 2), np.float32))
+
+
+def test_equal_settings_of_every_kernel_compare_equal():
+    def make():
+        return [
+            laplacian(2),
+            laplacian(3),
+            rational_quadratic(2),
+            rational_quadratic(2, alpha=2),
+            polynomial(2),
+            polynomial(3),
+            polynomial(3, scale=0.5),
+            polynomial(3, offset=0),
+            linear,
+            delta,
+            laplacian(2) + linear,
+            linear + laplacian(2),
+            laplacian(2) * linear,
+            2 * linear,
+            3 * linear,
+            linear.on(_flat),
+            linear.on(_square),
+        ]
+
+    first, second = make(), make()
+    assert first == second
+    assert [hash(kernel) for kernel in first] == [hash(kernel) for kernel in second]
+    assert len(set(first)) == len(first)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: laplacian(0.7),
+        lambda: 0.5 * (gaussian_mixture([2]) + polynomial(2)) * delta,
+        lambda: rational_quadratic(0.7).on(_flat),
+    ],
+)
+def test_equal_kernels_are_compiled_once(make):
+    x, y = _points(0, 6, 3), np.eye(2, dtype=np.float32)[[0, 1, 0, 1, 0, 1]]
+    value = cmmd(x, y, x + 1, y, kernel=make())
+    with jax.no_tracing(True):
+        again = cmmd(x, y, x + 1, y, kernel=make())
+    assert again == value
+
+
+def test_copies_of_linear_and_delta_are_the_originals():
+    # cmmd asks whether the label kernel *is* linear; sklearn's clone makes copies.
+    for copied in (copy.copy, copy.deepcopy, lambda k: pickle.loads(pickle.dumps(k))):
+        assert copied(linear) is linear
+        assert copied(delta) == delta
+
+
+# --- single kernels ----------------------------------------------------------
+
+
+def test_laplacian_is_that_of_scikit_learn():
+    pairwise = pytest.importorskip("sklearn.metrics.pairwise")
+    a, b = _points(0, 6, 3), _points(1, 9, 3)
+    expected = pairwise.laplacian_kernel(a, b, gamma=1 / 2.5)
+    np.testing.assert_allclose(laplacian(2.5)(a, b), expected, rtol=1e-5)
+
+
+def test_rational_quadratic_tends_to_the_gaussian_of_its_bandwidth():
+    a, b = _points(0, 6, 3), _points(1, 9, 3)
+    wide = rational_quadratic(2.0, alpha=1e5)(a, b)
+    np.testing.assert_allclose(wide, gaussian_mixture((2.0,))(a, b), rtol=1e-3)
+
+
+def test_delta_compares_integers_as_integers():
+    # float32 makes one number of these two.
+    a = np.array([[2**24], [2**24 + 1]], np.int32)
+    np.testing.assert_array_equal(delta(a, a), np.eye(2))
+    one_hot = np.eye(3, dtype=np.float32)[[0, 2, 1, 0]]
+    np.testing.assert_array_equal(delta(one_hot, one_hot), linear(one_hot, one_hot))
+    mixed = delta(np.array([[1]], np.int32), np.array([[1.0], [1.5]], np.float32))
+    np.testing.assert_array_equal(mixed, [[1, 0]])
+
+
+@pytest.mark.parametrize("kernel", [laplacian(2.0), delta])
+def test_no_array_of_pairs_and_features_is_formed(kernel):
+    def equations(jaxpr):
+        for equation in jaxpr.eqns:
+            yield equation
+            for sub in core.jaxprs_in_params(equation.params):
+                yield from equations(sub)
+
+    x = np.zeros((30, 50), np.float32)
+    f = lambda z: kernel(z, z).sum()  # noqa: E731
+    for form in (f, jax.grad(f)):
+        sizes = [
+            variable.aval.size
+            for equation in equations(jax.make_jaxpr(form)(x).jaxpr)
+            for variable in equation.outvars
+        ]
+        assert 900 in sizes
+        assert max(sizes) <= 1500  # x itself.
+
+
+# --- operators ---------------------------------------------------------------
+
+
+def _own(a, b):
+    """A kernel of the user's own: no operators."""
+    return jnp.exp(-squared_distances(a, b))
+
+
+def test_operators_take_callables_and_numbers_on_either_side():
+    a, b = _points(0, 6, 3), _points(1, 9, 3)
+    k, own = laplacian(2.0)(a, b), _own(a, b)
+    for composed, expected in (
+        (laplacian(2.0) + _own, k + own),
+        (_own + laplacian(2.0), k + own),
+        (laplacian(2.0) * _own, k * own),
+        (_own * laplacian(2.0), k * own),
+        (3 * laplacian(2.0), 3 * k),
+        (laplacian(2.0) * 3.0, 3 * k),
+        (np.float32(3) * laplacian(2.0), 3 * k),
+        (jnp.float32(3) * laplacian(2.0), 3 * k),
+        (linear + linear, 2 * linear(a, b)),
+        (linear * linear, polynomial(2, offset=0)(a, b)),
+    ):
+        assert isinstance(composed, ComposableKernel)
+        np.testing.assert_allclose(composed(a, b), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_lists_are_taken_by_composed_kernels():
+    kernel = 2.0 * (laplacian() + _own)
+    np.testing.assert_allclose(kernel([[0.0]], [[0.0]]), [[4.0]])
+
+
+@pytest.mark.parametrize("factor", [0, -2.0, float("nan"), float("inf")])
+def test_factor_that_makes_no_kernel_is_refused(factor):
+    for multiply in (lambda k: factor * k, lambda k: k * factor):
+        with pytest.raises(ValueError, match=rf"factor.*{factor:g}.*positive"):
+            multiply(linear)
+
+
+def test_factor_must_be_a_number():
+    for factors in (np.ones(2, np.float32), jnp.ones(2)):
+        with pytest.raises(ValueError, match=r"factor.*must be a number"):
+            factors * linear
+    with pytest.raises(TypeError):
+        linear + 1
+
+
+# --- on ----------------------------------------------------------------------
+
+
+def test_embedding_is_given_images_as_they_are():
+    def embedding(images):
+        assert images.dtype == jnp.uint8
+        return images.reshape(len(images), -1) / 255
+
+    kernel = gaussian_mixture().on(embedding)
+    images = np.arange(5 * 8, dtype=np.uint8).reshape(5, 2, 2, 2)
+    flat = images.reshape(5, -1).astype(np.float32) / np.float32(255)
+    expected = reference.gaussian_mixture()(flat, flat[:3])
+    for composed, scale in ((kernel, 1), (2.0 * kernel, 2), (kernel + kernel, 2)):
+        gram = composed(images, images[:3])
+        np.testing.assert_allclose(gram, scale * expected, rtol=1e-5)
+
+
+def test_embedding_of_one_set_is_computed_once():
+    calls = []
+
+    def embedding(x):
+        calls.append(len(x))
+        return x
+
+    kernel = (laplacian() + linear).on(embedding)
+    x = _points(0, 4, 3)
+    kernel(x, x)
+    assert calls == [4]
+    kernel(x, x[:2])
+    assert calls == [4, 4, 2]
+
+
+def test_embeddings_nest():
+    kernel = linear.on(_square).on(_flat)
+    x = _points(0, 4, 6)
+    expected = linear(_square(x), _square(x))
+    np.testing.assert_allclose(kernel(x.reshape(4, 2, 3), x), expected, rtol=1e-5)
+
+
+def test_parameters_of_an_embedding_have_a_gradient():
+    x = _points(0, 4, 3)
+
+    @jax.jit
+    @jax.grad
+    def gradient(w):
+        return gaussian_mixture().on(lambda z: z @ w)(x, x).sum()
+
+    @jax.grad
+    def expected(w):
+        return gaussian_mixture()(x @ w, x @ w).sum()
+
+    w = _points(1, 3, 2)
+    np.testing.assert_allclose(gradient(w), expected(w), rtol=1e-4, atol=1e-5)
+
+
+class _Unhashable:
+    __hash__ = None
+
+    def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize("embedding", [_Unhashable(), 3, None])
+def test_embedding_that_is_no_hashable_callable_is_refused(embedding):
+    with pytest.raises(ValueError, match=r"embedding=.*hashable callable"):
+        linear.on(embedding)
+
+
+# --- settings ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [0, -3.5, float("nan"), float("inf")])
+def test_setting_that_is_not_positive_is_refused(value):
+    for name, make in (
+        ("scale of laplacian", lambda: laplacian(value)),
+        ("bandwidth of rational", lambda: rational_quadratic(value)),
+        ("alpha of rational", lambda: rational_quadratic(alpha=value)),
+        ("scale of polynomial", lambda: polynomial(scale=value)),
+        ("degree of polynomial", lambda: polynomial(value)),
+    ):
+        with pytest.raises(ValueError, match=rf"{name}.*{value:g}.*positive"):
+            make()
+
+
+@pytest.mark.parametrize("degree", [1.5, 0.5])
+def test_degree_must_be_whole(degree):
+    with pytest.raises(ValueError, match=rf"degree.*{degree}.*integer"):
+        polynomial(degree)
+
+
+@pytest.mark.parametrize("offset", [-1, float("nan"), float("inf")])
+def test_offset_must_not_be_negative(offset):
+    with pytest.raises(ValueError, match=rf"offset.*{offset}.*0 or positive"):
+        polynomial(offset=offset)
+    assert polynomial(offset=0)([[2.0]], [[1.0]]) == 8
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda b: gaussian_mixture((b,)), laplacian, lambda b: b * linear],
+)
+def test_setting_that_is_traced_says_what_to_do(make):
+    with pytest.raises(ValueError, match="scale the features"):
+        jax.jit(lambda b: make(b)([[0.0]], [[1.0]]))(2.0)
+
+
+# --- median_bandwidth --------------------------------------------------------
+
+
+@KERNELS
+@given(
+    seed=st.integers(0, 2**16),
+    copies=st.integers(0, 11),
+    log_scale=st.floats(-2, 2),
+    offset=st.sampled_from([0.0, 1e3]),
+)
+def test_median_bandwidth_equals_the_definition(seed, copies, log_scale, offset):
+    x = _points(seed, 12, 3, 10.0**log_scale, offset)
+    x[1 : 1 + copies] = x[0]
+    bandwidth = median_bandwidth(x)
+    assert bandwidth.shape == ()
+    assert bandwidth.dtype == jnp.float32
+    np.testing.assert_allclose(bandwidth, reference.median_bandwidth(x), rtol=1e-4)
+
+
+def test_kernel_at_the_median_distance():
+    x = np.array([[0.0], [3.0]], np.float32)
+    kernel = gaussian_mixture((median_bandwidth(x),))
+    np.testing.assert_allclose(kernel(x, x)[0, 1], np.exp(-0.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("stop_gradient", [True, False])
+def test_median_bandwidth_where_all_points_coincide(stop_gradient):
+    x = np.full((5, 3), 0.3, np.float32)
+    f = functools.partial(median_bandwidth, stop_gradient=stop_gradient)
+    assert f(x) == 1
+    np.testing.assert_array_equal(jax.grad(f)(x), np.zeros((5, 3)))
+
+
+def test_gradient_of_median_bandwidth_is_stopped_unless_asked_for():
+    x = np.float64(_points(0, 6, 3))
+    x[1] = x[0]
+    with jax.enable_x64(True):
+        stopped = jax.grad(median_bandwidth)(x)
+        gradient = jax.grad(functools.partial(median_bandwidth, stop_gradient=False))(x)
+    np.testing.assert_array_equal(stopped, np.zeros_like(x))
+    # Without the pair whose distance of 0 a step of a difference would make count.
+    expected = reference.central_differences(
+        lambda z: reference.median_bandwidth(
+            np.where(np.arange(6)[:, None] == 1, z[0], z)
+        ),
+        [x],
+        0,
+    )
+    np.testing.assert_allclose(gradient[2:], expected[2:], rtol=1e-6, atol=1e-8)
+    assert np.abs(gradient).max() > 0.1
+
+
+def test_median_bandwidth_under_jit_and_vmap():
+    x = _points(0, 3 * 6, 2).reshape(3, 6, 2)
+    x[1, :] = 0
+    values = jax.jit(jax.vmap(median_bandwidth))(x)
+    expected = [reference.median_bandwidth(points) for points in x]
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (0, 3), (4,), (4, 2, 2)])
+def test_median_bandwidth_needs_two_points(shape):
+    with pytest.raises(ValueError, match="median_bandwidth") as error:
+        median_bandwidth(np.zeros(shape, np.float32))
+    assert str(shape) in str(error.value)
