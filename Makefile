@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: digits test test-slow lint types benchmark clean
+.PHONY: digits test test-slow lint types docs benchmark clean
 
 # Trains KLN on the embedded digits; about two minutes on two CPU cores.
 digits: $(VENV)/installed
@@ -23,6 +23,10 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
+# The site, in docs/_build; runs the notebooks. A warning is an error.
+docs: $(VENV)/docs-installed
+	$(BIN)/sphinx-build -W --keep-going docs docs/_build
+
 benchmark: $(VENV)/installed
 	$(BIN)/python -m benchmarks.step
 
@@ -30,6 +34,10 @@ benchmark: $(VENV)/installed
 $(VENV)/installed: pyproject.toml requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(VENV)/docs-installed: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]'
 	touch $@
 
 clean:

@@ -67,11 +67,13 @@ def get_config() -> ml_collections.ConfigDict:
     config.confidence_weight = 0.0
 
     # --- Optimisation ---
+    # Passes over all images (of t).
     config.num_epochs = 150
     # Images of s, and of t, in a step, over all devices: the n of the estimator.
     config.batch_size = 100
     # "sgd" or "adam".
     config.optimizer = "sgd"
+    # Its step size, before milestones and warm-up.
     config.learning_rate = 0.02
     # Of SGD.
     config.momentum = 0.9
