@@ -14,7 +14,7 @@ test: $(VENV)/installed
 
 # Kills, several processes, memory, calibration: what takes minutes.
 test-slow: $(VENV)/installed
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 0
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -19,9 +19,9 @@ import time
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from kln_jax import cmmd, cmmd_nystroem
 from kln_jax.analysis import figures
@@ -124,7 +124,7 @@ def draw(results: Sequence[Result]) -> Figure:
         for axes in (left, right):
             axes.set(xscale="log", xlabel="landmarks m")
             axes.set_xticks(m, labels=[str(number) for number in m])
-            axes.tick_params(axis="x", which="minor", bottom=False)
+            axes.xaxis.set_minor_locator(NullLocator())
     return figure
 
 

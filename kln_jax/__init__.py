@@ -10,6 +10,7 @@ from kln_jax.cmmd import (
     conditional_embedding,
     weight_matrix,
 )
+from kln_jax.conditional_test import CMMDTestResult, cmmd_test
 from kln_jax.kernels import (
     Kernel,
     delta,
@@ -25,11 +26,13 @@ from kln_jax.mmd import mmd
 from kln_jax.nystroem import cmmd_nystroem
 
 __all__ = [
+    "CMMDTestResult",
     "ConditionalEmbedding",
     "Kernel",
     "cmmd",
     "cmmd_from_grams",
     "cmmd_nystroem",
+    "cmmd_test",
     "conditional_embedding",
     "delta",
     "gaussian_mixture",

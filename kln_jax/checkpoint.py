@@ -63,10 +63,16 @@ class Checkpoints:
       directory: Where they lie; made if it is absent.
       keep_last: How many of the newest to keep.
       keep_best: How many of those with the smallest error to keep beside them.
+      read_only: Whether to change nothing, as another process may be writing there.
     """
 
     def __init__(
-        self, directory: pathlib.Path, *, keep_last: int = 2, keep_best: int = 0
+        self,
+        directory: pathlib.Path,
+        *,
+        keep_last: int = 2,
+        keep_best: int = 0,
+        read_only: bool = False,
     ) -> None:
         self._directory = directory
         self._keep_best = keep_best
@@ -82,14 +88,15 @@ class Checkpoints:
                     keep_checkpoints_without_metrics=False,
                 )
             )
-        directory.mkdir(parents=True, exist_ok=True)
+        if not read_only:
+            directory.mkdir(parents=True, exist_ok=True)
         self._manager = ocp.CheckpointManager(
             directory.resolve(),
             options=ocp.CheckpointManagerOptions(
                 create=False,
-                cleanup_tmp_directories=True,
+                cleanup_tmp_directories=not read_only,
                 preservation_policy=preservation_policy.AnyPreservationPolicy(kept),
-                best_fn=_error if keep_best else None,
+                best_fn=_error if keep_best or read_only else None,
                 best_mode="min",
                 # Called once all is written, before the directory gets its name.
                 async_options=ocp.options.AsyncOptions(
@@ -120,6 +127,8 @@ class Checkpoints:
             if error is None:
                 raise
             logger.error("%s", failure)  # Beside the error that ended the run.
+        else:
+            self._manager.close()
 
     def save(
         self,

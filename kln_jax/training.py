@@ -217,7 +217,7 @@ def load_run(workdir: str | pathlib.Path, *, best: bool = False) -> Run:
             f"{directory / 'config.json'} was written by another version of kln_jax: "
             f"it has no {str(error).strip(chr(34) + chr(39))}."
         ) from error
-    with Checkpoints(directory / "checkpoints") as checkpoints:
+    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
         like = jax.eval_shape(program.init, _key(config))
         restored = checkpoints.restore(like, best=best)
     if restored is None:

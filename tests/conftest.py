@@ -17,7 +17,8 @@ if importlib.metadata.version("jax").startswith("0.10."):
     # Halves the time once more; JAX 0.12 has neither the flag nor the need.
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 # What several tests compile is compiled once, also by processes that they start.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="kln_jax-tests-")
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="kln_jax-tests-")
 
 import jax
 
@@ -27,4 +28,5 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_sessionfinish():
-    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)

@@ -33,7 +33,7 @@ def _save(directory, *steps, **options):
 
 
 def _restore(directory, like=None, **options):
-    with Checkpoints(directory) as checkpoints:
+    with Checkpoints(directory, read_only=True) as checkpoints:
         return checkpoints.restore(like or _state(0.0), **options)
 
 
@@ -161,7 +161,16 @@ def test_a_half_written_checkpoint_is_not_there(tmp_path):
     _save(tmp_path, 1, 2)
     (tmp_path / "2").rename(tmp_path / "2.orbax-checkpoint-tmp")
     assert _restore(tmp_path).step == 1
+    # It may be that of a run under way: whoever reads leaves it alone.
+    assert (tmp_path / "2.orbax-checkpoint-tmp").exists()
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.restore(_state(0.0)).step == 1
     assert _steps(tmp_path) == [1]
+
+
+def test_reading_makes_nothing(tmp_path):
+    assert _restore(tmp_path / "absent") is None
+    assert not list(tmp_path.iterdir())
 
 
 def test_another_layout_is_named_field_by_field(tmp_path):

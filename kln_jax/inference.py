@@ -1,0 +1,202 @@
+"""A trained network without its data set: read it, and apply it to uint8 images."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+from ml_collections import ConfigDict
+
+from kln_jax import augment, objectives, steps, training
+from kln_jax.checkpoint import Checkpoints
+from kln_jax.datasets import Dataset
+from kln_jax.networks import KLN
+from kln_jax.steps import TrainState
+
+# What a batch of images is filled up to, so that there is one program for all.
+_BATCH_SIZE = 100
+
+
+class Trained(NamedTuple):
+    """A trained network.
+
+    Attributes:
+      config: The configuration of its run.
+      class_names: Names of the C classes.
+      image_shape: Height, width and channels of its images.
+      model: The network.
+      state: Its state, without that of the optimiser.
+    """
+
+    config: ConfigDict
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    model: KLN
+    state: TrainState
+
+
+class Prediction(NamedTuple):
+    """What a network says of n images, in arrays of JAX or of NumPy.
+
+    Attributes:
+      probabilities: Of each class, shape ``(n, C)``, float32.
+      z: Embeddings, shape ``(n, latent_dim)``, float32.
+      reconstruction_error: Squared error of the autoencoder on images in [0, 1],
+        summed or averaged over pixels as in training, shape ``(n,)``, float32.
+    """
+
+    probabilities: Any
+    z: Any
+    reconstruction_error: Any
+
+
+def load(workdir: str | pathlib.Path, *, best: bool = False) -> Trained:
+    """Reads the network of a run; its data set need not be there.
+
+    Args:
+      workdir: Working directory of the run.
+      best: Whether to take the state with the smallest validation error, of a run
+        with ``keep_best``, instead of the newest.
+
+    Returns:
+      The `Trained` network.
+
+    Raises:
+      ValueError: If there is no run, or none with such a checkpoint.
+      CheckpointError: If its checkpoints are damaged.
+    """
+    directory = pathlib.Path(workdir)
+    for name in ("config.json", "data.json"):
+        if not (directory / name).exists():
+            raise ValueError(f"{directory} holds no run: {name} is missing.")
+    try:
+        config = ConfigDict(json.loads((directory / "config.json").read_text()))
+        about = json.loads((directory / "data.json").read_text())
+        data = _stand_in(about["class_names"], about["image_shape"])
+        model = training._model(config, data)
+        program = training._compile(config, data)
+    except (AttributeError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"config.json or data.json of {directory} is damaged, or of another "
+            f"version of kln_jax: {error}"
+        ) from error
+    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
+        like = jax.eval_shape(program.init, jax.random.key(0))
+        restored = checkpoints.restore(like, best=best)
+    if restored is None:
+        raise ValueError(f"{directory} holds no checkpoint yet.")
+    return Trained(
+        config,
+        data.class_names,
+        data.train_images.shape[1:],
+        model,
+        without_optimiser(restored.state),
+    )
+
+
+def _stand_in(class_names: Sequence[str], image_shape: Sequence[int]) -> Dataset:
+    """Returns two images where a data set is asked for its shapes."""
+    images = np.zeros((2, *image_shape), np.uint8)
+    images[1] = 1  # Of one value alone they could not be normalised.
+    labels = np.zeros(2, np.int32)
+    return Dataset(
+        name="",
+        version="",
+        train_images=images,
+        train_labels=labels,
+        eval_images=images,
+        eval_labels=labels,
+        class_names=tuple(class_names),
+    )
+
+
+def without_optimiser(state: TrainState) -> TrainState:
+    """Returns a state as NumPy arrays, without what only training needs."""
+    return jax.device_get(state.replace(opt_state=()))
+
+
+def write_whole(path: pathlib.Path, content: bytes | bytearray) -> None:
+    """Writes a file, whole or not at all.
+
+    Args:
+      path: Its name.
+      content: What is to be in it.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    temporary = path.parent / f".{path.name}.tmp"
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def predict(
+    model: KLN, state: TrainState, images: Array, *, reconstruction_reduction: str
+) -> Prediction:
+    """Applies a trained network.
+
+    Args:
+      model: The network.
+      state: Its state.
+      images: Images, shape ``(n, h, w, c)``, uint8.
+      reconstruction_reduction: ``"sum"`` or ``"mean"`` over pixels.
+
+    Returns:
+      The `Prediction`.
+    """
+    unit = augment.to_unit(images)
+    outputs = steps.predict(model, state, unit)
+    error = functools.partial(
+        objectives.reconstruction_error, reduction=reconstruction_reduction
+    )
+    return Prediction(
+        jax.nn.softmax(outputs.logits),
+        outputs.z,
+        jax.vmap(lambda x, y: error(x[None], y[None]))(unit, outputs.reconstruction),
+    )
+
+
+# Equal networks share a program, those of several estimators among them.
+_compiled = jax.jit(predict, static_argnames=("model", "reconstruction_reduction"))
+
+
+def predict_in_batches(
+    model: KLN,
+    state: TrainState,
+    images: np.ndarray,
+    *,
+    reconstruction_reduction: str,
+) -> Prediction:
+    """Applies a trained network to any number of images, in batches of one size.
+
+    Args:
+      model: The network.
+      state: Its state.
+      images: Images, shape ``(n, h, w, c)``, uint8, n > 0.
+      reconstruction_reduction: ``"sum"`` or ``"mean"`` over pixels.
+
+    Returns:
+      The `Prediction`, of NumPy arrays.
+    """
+    state = jax.device_put(state)
+    predictions = []
+    for start in range(0, len(images), _BATCH_SIZE):
+        batch = images[start : start + _BATCH_SIZE]
+        missing = _BATCH_SIZE - len(batch)
+        filled = np.pad(batch, [(0, missing), (0, 0), (0, 0), (0, 0)])
+        prediction = jax.device_get(
+            _compiled(
+                model, state, filled, reconstruction_reduction=reconstruction_reduction
+            )
+        )
+        predictions.append([part[: len(batch)] for part in prediction])
+    return Prediction(*map(np.concatenate, zip(*predictions, strict=True)))

@@ -1,0 +1,221 @@
+"""Classifies images: python -m kln_jax.predict --workdir=DIR IMAGE...
+
+Each image gets a line with its class, the probability of that class and the error of
+its reconstruction, which is large for images unlike those of training. The data set
+of the run need not be there. Of a folder all .png and .jpg files are taken, those of
+its subfolders too; `-` reads paths from the standard input, one a line:
+
+    find photos -newer last_time | python -m kln_jax.predict --workdir=DIR --json -
+
+Images are treated as `kln_jax.datasets` treats own images: square ones of any size
+are resized, and turned grey or into colour, to what the network was trained on.
+A file that cannot be used gets a line on the standard error; the others are
+classified all the same, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from kln_jax.inference import Trained
+
+_SUFFIXES = (".png", ".jpg", ".jpeg")
+# How many images are read before they are classified.
+_CHUNK = 100
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of a command on a trained network, whose errors are one line.
+
+    Args:
+      name: Name of the module that is run.
+      usage: Its arguments after ``--workdir=DIR``.
+      description: What it does.
+    """
+
+    def __init__(self, name: str, usage: str, description: str) -> None:
+        super().__init__(
+            prog=name,
+            usage=f"python -m {name} --workdir=DIR [--best] {usage}",
+            description=description,
+            allow_abbrev=False,
+        )
+        self.add_argument(
+            "--workdir", metavar="DIR", required=True, help="directory of the run"
+        )
+        self.add_argument(
+            "--best",
+            action="store_true",
+            help="take the state with the smallest validation error, of a run with "
+            "keep_best, instead of the newest",
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with a line and status 2."""
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
+
+    def stop(self, error: Exception) -> NoReturn:
+        """Ends the process with a line and status 1."""
+        self.exit(1, f"{self.prog}: error: {' '.join(str(error).split())}\n")
+
+    def load(self, arguments: argparse.Namespace) -> Trained:
+        """Reads the network, or ends the process with a line."""
+        # Only here, so that --help and a wrong argument answer at once.
+        from kln_jax import checkpoint, inference
+
+        try:
+            return inference.load(arguments.workdir, best=arguments.best)
+        except (ValueError, OSError, checkpoint.CheckpointError) as error:
+            self.stop(error)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line.
+
+    Args:
+      argv: The arguments; None means those of the process.
+
+    Returns:
+      The exit status: 1 if some file could not be used.
+    """
+    parser = Parser(
+        "kln_jax.predict",
+        "[--json] IMAGE...",
+        "Prints class, probability and reconstruction error of images.",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="a JSON object a line instead of a table"
+    )
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="a file; a folder, for all .png and .jpg files in it; or - for the "
+        "standard input, with a path on each line",
+    )
+    arguments = parser.parse_args(argv)
+    trained = parser.load(arguments)
+
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            # A name of a file is bytes, which need not be text.
+            stream.reconfigure(errors="surrogateescape")
+    unusable = 0
+
+    def report(path: object, reason: object) -> None:
+        nonlocal unusable
+        unusable += 1
+        line = f"{parser.prog}: error: {path}: {' '.join(str(reason).split())}"
+        print(line, file=sys.stderr)
+
+    try:
+        paths = _files(arguments.images, report)
+        _print(_classified(trained, paths, report), trained.class_names, arguments.json)
+        sys.stdout.flush()
+    except BrokenPipeError:  # Whoever read the output has had enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return int(unusable > 0)
+
+
+def _print(
+    rows: Iterable[dict[str, Any]], class_names: Iterable[str], as_json: bool
+) -> None:
+    width = max(map(len, ("class", *class_names)))
+    if not as_json:
+        print(f"{'class':{width}}  probability  reconstruction error  image")
+    for row in rows:
+        if as_json:
+            print(json.dumps(row))
+        else:
+            print(
+                f"{row['class']:{width}}  {row['probability']:11.4f}  "
+                f"{row['reconstruction_error']:20.4f}  {row['image']}"
+            )
+
+
+def _files(
+    arguments: Iterable[str], report: Callable[[object, object], None]
+) -> Iterator[pathlib.Path]:
+    """Yields the files that the arguments name."""
+    for argument in arguments:
+        if argument == "-":
+            lines = (line.rstrip("\n") for line in sys.stdin)
+            yield from _files((line for line in lines if line not in ("", "-")), report)
+            continue
+        path = pathlib.Path(argument)
+        if not path.is_dir():
+            yield path
+            continue
+        inside = [
+            found
+            for found in sorted(path.rglob("*"))
+            if found.suffix.lower() in _SUFFIXES and not found.name.startswith(".")
+        ]
+        if not inside:
+            report(path, "holds no .png, .jpg or .jpeg file")
+        yield from inside
+
+
+def _classified(
+    trained: Trained,
+    paths: Iterator[pathlib.Path],
+    report: Callable[[object, object], None],
+) -> Iterator[dict[str, Any]]:
+    """Yields what is printed of each image that can be used."""
+    from kln_jax import inference
+
+    while chunk := list(itertools.islice(paths, _CHUNK)):
+        images, usable = [], []
+        for path in chunk:
+            try:
+                images.append(_read(path, trained.image_shape[0]))
+            # What a damaged file raises depends on its format and damage.
+            except Exception as error:
+                report(path, getattr(error, "strerror", None) or error)
+            else:
+                usable.append(path)
+        if not images:
+            continue
+        prediction = inference.predict_in_batches(
+            trained.model,
+            trained.state,
+            np.stack(images),
+            reconstruction_reduction=trained.config.reconstruction_reduction,
+        )
+        for path, probabilities, squares in zip(
+            usable,
+            prediction.probabilities,
+            prediction.reconstruction_error,
+            strict=True,
+        ):
+            best = int(np.argmax(probabilities))
+            yield {
+                "image": str(path),
+                "class": trained.class_names[best],
+                "probability": float(probabilities[best]),
+                "reconstruction_error": float(squares),
+            }
+
+
+def _read(path: pathlib.Path, side: int) -> np.ndarray:
+    import PIL.Image
+
+    from kln_jax import datasets
+
+    with PIL.Image.open(path) as image:
+        return datasets._resized(image, side)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""A run on own images that are gone, with random weights instead of training."""
+
+import functools
+import json
+import pathlib
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from configs import own_images
+from kln_jax import datasets, networks, steps, training
+from kln_jax.checkpoint import Checkpoints
+
+CLASS_NAMES = ("cat", "dog", "long-tailed owl")
+
+
+class SmallRun(NamedTuple):
+    workdir: pathlib.Path
+    model: networks.KLN
+    state: steps.TrainState
+    images: np.ndarray  # (n, 28, 28, 1), uint8; each class is predicted for some.
+
+
+def finished(tmp_path_factory):
+    """Writes the working directory, once for all tests."""
+    return _finished(tmp_path_factory.getbasetemp() / "small-run")
+
+
+@functools.cache
+def _finished(directory):
+    directory.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    # Squares of 14 pixels, which change little in size and in a JPEG.
+    levels = rng.integers(0, 256, (60, 2, 2, 1)).astype(np.uint8)
+    images = levels.repeat(14, axis=1).repeat(14, axis=2)
+    config = own_images.get_config()
+    config.update(data_dir=str(directory / "data.npz"), width=0.05, latent_dim=4)
+    config.update(normalise=True)
+    labels = np.arange(60) % 3
+    data = datasets.Dataset(
+        "own_images", "", images, labels, images, labels, CLASS_NAMES
+    )
+    model = training._model(config, data)
+    state = training._compile(config, data).init(jax.random.key(0))
+    state = jax.tree.map(np.array, state)
+    for leaf in jax.tree.leaves(state.batch_stats):
+        leaf += rng.uniform(0, 0.3, leaf.shape).astype(np.float32)
+    # Of random weights the logits hardly differ between images, but between classes.
+    classifier = state.params["classifier"]
+    classifier["kernel"] *= 100
+    logits = predict(SmallRun(directory, model, state, images)).logits
+    classifier["bias"] = -np.median(logits, axis=0)
+
+    workdir = directory / "workdir"
+    workdir.mkdir()
+    (workdir / "config.json").write_text(config.to_json())
+    about = {"class_names": CLASS_NAMES, "image_shape": images.shape[1:]}
+    (workdir / "data.json").write_text(json.dumps(about))
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        checkpoints.save(7, state)
+    return SmallRun(workdir, model, state, images)
+
+
+def predict(run):
+    """What `steps.predict` says of the images."""
+    unit = run.images.astype(np.float32) / 255
+    return jax.jit(functools.partial(steps.predict, run.model))(run.state, unit)
