@@ -139,13 +139,17 @@ def test_float64_gradients_equal_those_of_the_exact_value():
         np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("edge", ["equal sets", "coincident features", "duplicates"])
+@pytest.mark.parametrize(
+    "edge", ["equal sets", "coincident features", "duplicates", "far apart"]
+)
 def test_float32_gradients_are_finite(edge):
     x_s, y_s, x_t, y_t = _problem(8)
     if edge == "equal sets":
         x_t, y_t = x_s[:24], y_s[:24]
     elif edge == "coincident features":
         x_s, x_t = np.ones_like(x_s), np.ones_like(x_t)
+    elif edge == "far apart":  # The Gram matrix is the identity: equal eigenvalues.
+        x_s, x_t = 1e4 * x_s, 1e4 * x_t
     else:
         x_s[1:9], x_t[:4] = x_s[0], x_s[0]
     gradients = _gradient(KEY, x_s, y_s, x_t, y_t, m=40)
