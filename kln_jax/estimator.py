@@ -31,7 +31,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from kln_jax import inference, networks, steps, training
+from kln_jax import inference, metrics, networks, steps, training
 from kln_jax.datasets import Dataset
 
 # Side in pixels of the images that a network takes.
@@ -350,7 +350,7 @@ class KLNClassifier(
             classes=classes,
             **traverse_util.flatten_dict(_arrays(self.state_), sep="/"),
         )
-        inference.write_whole(pathlib.Path(path), content.getvalue())
+        metrics.write_whole(pathlib.Path(path), content.getvalue())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -107,12 +107,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=pathlib.Path, metavar="OUT", help="the file")
     arguments = parser.parse_args(argv)
     trained = parser.load(arguments)
-    from kln_jax import inference  # The parser has loaded it.
+    from kln_jax import metrics  # The parser has loaded it.
 
     out = arguments.out
     try:
         exported = export(trained, platforms=arguments.platforms.split(","))
-        inference.write_whole(out, exported.serialize())
+        metrics.write_whole(out, exported.serialize())
     except (ValueError, OSError) as error:
         parser.stop(error)
     height, width, channels = trained.image_shape

@@ -121,24 +121,6 @@ def without_optimiser(state: TrainState) -> TrainState:
     return jax.device_get(state.replace(opt_state=()))
 
 
-def write_whole(path: pathlib.Path, content: bytes | bytearray) -> None:
-    """Writes a file, whole or not at all.
-
-    Args:
-      path: Its name.
-      content: What is to be in it.
-
-    Raises:
-      OSError: If it cannot be written.
-    """
-    temporary = path.parent / f".{path.name}.tmp"
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def predict(
     model: KLN, state: TrainState, images: Array, *, reconstruction_reduction: str
 ) -> Prediction:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import pathlib
 from collections.abc import Mapping
 from types import TracebackType
@@ -62,11 +61,27 @@ def epoch_means(metrics: Mapping[str, np.ndarray]) -> Scalars:
     return means
 
 
+def write_whole(path: pathlib.Path, content: bytes | bytearray) -> None:
+    """Writes a file, whole or not at all.
+
+    Args:
+      path: Its name.
+      content: What is to be in it.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_json(path: pathlib.Path, content: Any) -> None:
     """Writes a JSON file, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(temporary, path)
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 class MetricWriter:
@@ -85,9 +100,7 @@ class MetricWriter:
         kept = [line for line in read_metrics(workdir) if line["epoch"] <= last_epoch]
         self.last: dict[str, Any] = kept[-1] if kept else {}
         lines = "".join(json.dumps(line) + "\n" for line in kept)
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(lines)
-        os.replace(temporary, self._path)
+        write_whole(self._path, lines.encode())
         self._tensorboard = SummaryWriter(
             str(workdir / "tensorboard"),
             filename_suffix=f".{last_epoch}",

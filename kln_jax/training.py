@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import functools
 import importlib.metadata
+import io
 import json
 import logging
 import pathlib
@@ -667,10 +668,9 @@ def _store_rows(path: pathlib.Path, rows: np.ndarray) -> None:
     """Writes the rows of the labelled images once, whole or not at all."""
     if path.exists():
         return
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        np.save(file, rows)
-    temporary.replace(path)
+    content = io.BytesIO()
+    np.save(content, rows)
+    metrics.write_whole(path, content.getvalue())
 
 
 def _validate(config: ConfigDict) -> None:
