@@ -123,7 +123,7 @@ def _cmmd(
         y = jnp.concatenate([y_s, y_t])
         L = label_kernel(y, y)
         return _trace(K_s, K_t, K_ts, L[:n, :n], L[n:, n:], L[:n, n:], ridge)
-    A_s, A_t = _solve_both((K_s, y_s), (K_t, y_t), ridge)
+    A_s, A_t = solve_both((K_s, y_s), (K_t, y_t), ridge)
     return _squared_distance(K, A_s, A_t)
 
 
@@ -341,7 +341,7 @@ def _trace(
 ) -> Array:
     n_s, n_t = L_st.shape
     # One factorisation a Gram: all its right-hand sides are solved for together.
-    solved_s, solved_t = _solve_both(
+    solved_s, solved_t = solve_both(
         (K_s, jnp.concatenate([K_s, L_s, K_ts.T], axis=1)),
         (K_t, jnp.concatenate([K_t, L_t, L_st.T], axis=1)),
         ridge,
@@ -393,7 +393,7 @@ def _weight_matrix(K: Array, ridge: Array) -> Array:
     return 0.5 * (H + H.T)  # Symmetric, as it is without rounding.
 
 
-def _solve_both(
+def solve_both(
     s: tuple[Array, Array], t: tuple[Array, Array], ridge: Array
 ) -> tuple[Array, Array]:
     """Solves K~ A = B for the pairs (K, B) of s and t, as one batch if they fit."""
@@ -401,7 +401,11 @@ def _solve_both(
         K, B = (jnp.stack(pair) for pair in zip(s, t, strict=True))
         A = jax.vmap(_solve, in_axes=(0, 0, None))(K, B, ridge)
         return A[0], A[1]
-    return _solve(*s, ridge), _solve(*t, ridge)
+    A_s = _solve(*s, ridge)
+    K, B = t
+    # XLA's CPU runtime can lock up on two batched factorisations, as vmap makes of
+    # these, that do not wait for each other; the zero makes the second one wait.
+    return A_s, _solve(K + 0.0 * A_s[0, 0], B, ridge)
 
 
 def _solve(K: Array, B: Array, ridge: Array) -> Array:
@@ -431,7 +435,7 @@ def check_sets(function: str, kernel: Kernel, **arrays: ArrayLike) -> list[Array
             "labels (n, C), of one n within a set, one d and one C, none empty, but "
             f"got {_listed(shapes)}. Flatten features with x.reshape(len(x), -1), or "
             "embed them by a kernel.on(h); give class numbers as "
-            "jax.nn.one_hot(y, C)."
+            "jax.nn.one_hot(y, C), real values as y[:, None]."
         )
     values = list(arrays.values())
     if not any_rank:

@@ -23,10 +23,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.scipy.linalg import solve, solve_triangular
+from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
-from kln_jax.cmmd import check_ridge, check_sets
+from kln_jax.cmmd import check_ridge, check_sets, solve_both
 from kln_jax.kernels import Kernel, as_floats, gaussian_mixture, matmul
 
 # Large enough for products at full speed, small beside a set that needs landmarks.
@@ -131,7 +131,9 @@ def _cmmd_nystroem(
         return matmul(B, K_xz.T)
 
     ridge = ridge.astype(K.dtype)
-    W_s, W_t = (_regress(features, x, y, ridge) for x, y in ((x_s, y_s), (x_t, y_t)))
+    W_s, W_t = solve_both(
+        _moments(features, x_s, y_s), _moments(features, x_t, y_t), ridge
+    )
     return jnp.sum((W_s - W_t) ** 2)
 
 
@@ -152,10 +154,10 @@ def _whitening(K: Array) -> Array:
     return solve_triangular(L, T.T, lower=True)
 
 
-def _regress(
-    features: Callable[[Array], Array], x: Array, y: Array, ridge: Array
-) -> Array:
-    """Returns W of one set, from sums over blocks of its rows."""
+def _moments(
+    features: Callable[[Array], Array], x: Array, y: Array
+) -> tuple[Array, Array]:
+    """Returns Phi Phi^T and Phi Y of one set, from sums over blocks of its rows."""
     n = len(x)
     num_blocks = -(-n // _BLOCK_ROWS)
     rows = -(-n // num_blocks)
@@ -181,9 +183,7 @@ def _regress(
     blocks += (weights.reshape(num_blocks, 1, rows),)
     shapes = jax.eval_shape(products, *(array[0] for array in blocks))
     zeros = jax.tree.map(lambda sum_: jnp.zeros(sum_.shape, sum_.dtype), shapes)
-    (gram, moment), _ = lax.scan(add, zeros, blocks)
-    identity = jnp.eye(len(gram), dtype=gram.dtype)
-    return solve(gram + ridge * identity, moment, assume_a="pos")
+    return lax.scan(add, zeros, blocks)[0]
 
 
 def draw_landmarks(key: Array, x_s: Array, x_t: Array, num_landmarks: int) -> Array:

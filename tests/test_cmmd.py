@@ -2,10 +2,13 @@
 
 import functools
 import math
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import processes
 import pytest
 import reference
 from hypothesis import given, settings
@@ -663,6 +666,29 @@ def test_vmap_over_problems_equals_a_loop():
             np.testing.assert_allclose(values[key][i], value, rtol=1e-4)
         expected = _gradients(0.1, *problem)["cmmd", "linear"][0]
         np.testing.assert_allclose(gradients(*batch)[i], expected, atol=1e-4)
+
+
+# XLA's CPU runtime of JAX 0.10 locks up on two batched factorisations at once.
+_VMAP_OF_UNEQUAL_SETS = """
+import functools, jax
+from kln_jax import cmmd
+from kln_jax.nystroem import cmmd_nystroem
+keys = jax.random.split(jax.random.key(0), 4)
+x_s = jax.random.normal(keys[0], (100, 100, 5))
+x_t = jax.random.normal(keys[1], (100, 90, 5))
+y_s = jax.nn.softmax(jax.random.normal(keys[2], (100, 100, 3)))
+y_t = jax.nn.softmax(jax.random.normal(keys[3], (100, 90, 3)))
+low_rank = functools.partial(cmmd_nystroem, num_landmarks=60, key=keys[0])
+for function in (cmmd, low_rank):
+    program = jax.jit(jax.vmap(jax.value_and_grad(function, argnums=(0, 2))))
+    for _ in range(3):
+        jax.block_until_ready(program(x_s, y_s, x_t, y_t))
+"""
+
+
+def test_vmap_of_sets_of_unequal_sizes_comes_to_an_end():
+    command = [sys.executable, "-c", _VMAP_OF_UNEQUAL_SETS]
+    subprocess.run(command, env=processes.environment(), check=True, timeout=100)
 
 
 def test_vmap_over_one_set_alone():
