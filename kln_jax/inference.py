@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +13,6 @@ from jax import Array
 from ml_collections import ConfigDict
 
 from kln_jax import augment, objectives, steps, training
-from kln_jax.checkpoint import Checkpoints
-from kln_jax.datasets import Dataset
 from kln_jax.networks import KLN
 from kln_jax.steps import TrainState
 
@@ -75,45 +72,22 @@ def load(workdir: str | pathlib.Path, *, best: bool = False) -> Trained:
     for name in ("config.json", "data.json"):
         if not (directory / name).exists():
             raise ValueError(f"{directory} holds no run: {name} is missing.")
+    config = training.read_config(directory)
     try:
-        config = ConfigDict(json.loads((directory / "config.json").read_text()))
         about = json.loads((directory / "data.json").read_text())
-        data = _stand_in(about["class_names"], about["image_shape"])
-        model = training._model(config, data)
-        program = training._compile(config, data)
-    except (AttributeError, KeyError, json.JSONDecodeError) as error:
+        class_names = tuple(about["class_names"])
+        height, width, channels = about["image_shape"]
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"config.json or data.json of {directory} is damaged, or of another "
-            f"version of kln_jax: {error}"
+            f"data.json of {directory} is damaged, or of another version of kln_jax: "
+            f"{error}"
         ) from error
-    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
-        like = jax.eval_shape(program.init, jax.random.key(0))
-        restored = checkpoints.restore(like, best=best)
-    if restored is None:
-        raise ValueError(f"{directory} holds no checkpoint yet.")
-    return Trained(
-        config,
-        data.class_names,
-        data.train_images.shape[1:],
-        model,
-        without_optimiser(restored.state),
+    image_shape = height, width, channels
+    model = training.build_model(
+        config, image_shape=image_shape, num_classes=len(class_names)
     )
-
-
-def _stand_in(class_names: Sequence[str], image_shape: Sequence[int]) -> Dataset:
-    """Returns two images where a data set is asked for its shapes."""
-    images = np.zeros((2, *image_shape), np.uint8)
-    images[1] = 1  # Of one value alone they could not be normalised.
-    labels = np.zeros(2, np.int32)
-    return Dataset(
-        name="",
-        version="",
-        train_images=images,
-        train_labels=labels,
-        eval_images=images,
-        eval_labels=labels,
-        class_names=tuple(class_names),
-    )
+    state = training.restore(directory, config, model, image_shape, best=best)
+    return Trained(config, class_names, image_shape, model, without_optimiser(state))
 
 
 def without_optimiser(state: TrainState) -> TrainState:

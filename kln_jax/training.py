@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from ml_collections import ConfigDict
 from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -53,6 +54,8 @@ _KNOBS = {
 
 # What `gram_diagnostics` gives: logged as of the last step of an epoch.
 _DIAGNOSTICS = ("pivot_smallest", "pivot_largest", "median_squared_distance")
+
+_NOTHING_NEW = "nothing was trained by this start; the same command goes on."
 
 # A signal is answered between two calls of compiled code, so these may not be long.
 _SECONDS_A_CALL = 2.0
@@ -128,7 +131,7 @@ def train_and_evaluate(
         logger.setLevel(logging.ERROR)  # The first one says the rest.
     interruption = interruption or Interruption()
     directory = pathlib.Path(workdir) if workdir and is_main else None
-    with interruption.may_leave(lambda: "nothing was trained by this start."):
+    with interruption.may_leave(lambda: _NOTHING_NEW):
         if directory:
             _check_same_config(config, directory)
         finished = bool(directory and (directory / "result.json").exists())
@@ -207,23 +210,79 @@ def load_run(workdir: str | pathlib.Path, *, best: bool = False) -> Run:
     directory = pathlib.Path(workdir)
     if not (directory / "config.json").exists():
         raise ValueError(f"{directory} holds no run: config.json is missing.")
-    config = ConfigDict(json.loads((directory / "config.json").read_text()))
+    config = read_config(directory)
+    data = _load(config)
+    labelled = _labelled_rows(config, data.train_labels, directory)
+    model = _model(config, data)
+    state = restore(directory, config, model, data.train_images.shape[1:], best=best)
+    return Run(config, data, labelled, model, state)
+
+
+def read_config(directory: pathlib.Path) -> ConfigDict:
+    """Reads the configuration of a run.
+
+    Args:
+      directory: Its working directory.
+
+    Returns:
+      The configuration, checked.
+
+    Raises:
+      ValueError: If it is not one of this version.
+    """
     try:
-        data = _load(config)
-        model = _model(config, data)
-        labelled = _labelled_rows(config, data.train_labels, directory)
-        program = _compile(config, data)
+        config = ConfigDict(json.loads((directory / "config.json").read_text()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"config.json of {directory} is damaged: {error}") from error
+    try:
+        _validate(config)
     except (AttributeError, KeyError) as error:
         raise ValueError(
-            f"{directory / 'config.json'} was written by another version of kln_jax: "
-            f"it has no {str(error).strip(chr(34) + chr(39))}."
+            f"config.json of {directory} was written by another version of kln_jax: it "
+            f"has no {str(error).strip(chr(34) + chr(39))}."
         ) from error
+    return config
+
+
+def restore(
+    directory: pathlib.Path,
+    config: ConfigDict,
+    model: networks.KLN,
+    image_shape: tuple[int, int, int],
+    *,
+    best: bool,
+) -> TrainState:
+    """Reads the state of a run, of NumPy arrays.
+
+    Args:
+      directory: Its working directory.
+      config: Its configuration.
+      model: Its network.
+      image_shape: Height, width and channels of its images.
+      best: Whether to take the one with the smallest validation error.
+
+    Raises:
+      ValueError: If there is no such checkpoint, or it is of another layout.
+      CheckpointError: If the checkpoints are damaged.
+    """
+    channels = image_shape[-1]
+    like = jax.eval_shape(
+        lambda key: steps.init_state(
+            model,
+            # How long an epoch is changes nothing of the layout.
+            _optimizer(config, steps_per_epoch=1),
+            key,
+            mean=np.zeros(channels),
+            std=np.ones(channels),
+            image_shape=image_shape,
+        ),
+        _key(config),
+    )
     with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
-        like = jax.eval_shape(program.init, _key(config))
         restored = checkpoints.restore(like, best=best)
     if restored is None:
         raise ValueError(f"{directory} holds no checkpoint yet.")
-    return Run(config, data, labelled, model, restored.state)
+    return restored.state
 
 
 def _finished(directory: pathlib.Path | None) -> dict[str, Any]:
@@ -324,6 +383,7 @@ class _Training:
           The last state, and the metrics of the last epoch.
         """
         config, spe = self._config, self._program.steps_per_epoch
+        begun = time.perf_counter()
         with contextlib.ExitStack() as stack:
             checkpoints = writer = bar = None
             if directory:
@@ -334,8 +394,12 @@ class _Training:
                         keep_best=config.keep_best,
                     )
                 )
-            self._progress = _Progress(self._program, self._key, checkpoints)
-            epoch, position = divmod(self._progress.step, spe)
+            # Restoring and compiling take long, and give nothing to save.
+            with self._interruption.may_leave(lambda: _NOTHING_NEW):
+                self._progress = _Progress(self._program, self._key, checkpoints)
+                epoch, position = divmod(self._progress.step, spe)
+                self._rows = self._rows_of(epoch)
+                self._progress.state, _ = self._call(0)  # No step.
             if directory:
                 writer = metrics.MetricWriter(directory, last_epoch=epoch)
                 stack.enter_context(writer)
@@ -346,16 +410,12 @@ class _Training:
                 )
                 stack.enter_context(bar)
                 stack.enter_context(logging_redirect_tqdm([logger]))
-            start = time.perf_counter() - scalars.get("wall_seconds", 0.0)
             # An epoch is over once its line is written; a stop may come just before.
             over = int(parallel.from_main(np.int32(scalars.get("epoch", 0))))
-            self._rows = self._rows_of(epoch)
-            with self._interruption.may_leave(self._progress.save_and_say):
-                # No step: all is compiled, while nothing waits for it.
-                self._progress.state, _ = self._call(0)
+            start = begun - scalars.get("wall_seconds", 0.0)
             while True:
                 if position == 0 and epoch > over:
-                    scalars = {**self._end_epoch(epoch), "wall_seconds": 0.0}
+                    scalars = self._end_epoch(epoch)
                     scalars["wall_seconds"] = round(time.perf_counter() - start, 2)
                     over = epoch
                     if writer:
@@ -493,15 +553,51 @@ def _result(
     }
 
 
-def _model(config: ConfigDict, data: datasets.Dataset) -> networks.KLN:
+def build_model(
+    config: ConfigDict, *, image_shape: tuple[int, int, int], num_classes: int
+) -> networks.KLN:
+    """Makes the network of a configuration.
+
+    Args:
+      config: The configuration.
+      image_shape: Height, width and channels of the images.
+      num_classes: Number of classes.
+    """
     return networks.build(
         config.network,
-        image_shape=data.train_images.shape[1:],
-        num_classes=len(data.class_names),
+        image_shape=image_shape,
+        num_classes=num_classes,
         latent_dim=config.latent_dim,
         width=config.width,
         dtype=jnp.dtype(config.dtype),
         axis_name=steps.AXIS,
+    )
+
+
+def _model(config: ConfigDict, data: datasets.Dataset) -> networks.KLN:
+    return build_model(
+        config,
+        image_shape=data.train_images.shape[1:],
+        num_classes=len(data.class_names),
+    )
+
+
+def _optimizer(
+    config: ConfigDict, *, steps_per_epoch: int
+) -> optax.GradientTransformation:
+    return optim.optimiser(
+        config.optimizer,
+        optim.step_schedule(
+            config.learning_rate,
+            milestones=[epoch * steps_per_epoch for epoch in config.lr_milestones],
+            decay=config.lr_decay,
+            warmup_steps=config.warmup_steps,
+        ),
+        momentum=config.momentum,
+        b1=config.b1,
+        b2=config.b2,
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
     )
 
 
@@ -520,20 +616,7 @@ def _compile(config: ConfigDict, data: datasets.Dataset) -> _Program:
         )
     steps_per_epoch = max(1, len(data.train_images) // config.batch_size)
     model = _model(config, data)
-    optimizer = optim.optimiser(
-        config.optimizer,
-        optim.step_schedule(
-            config.learning_rate,
-            milestones=[epoch * steps_per_epoch for epoch in config.lr_milestones],
-            decay=config.lr_decay,
-            warmup_steps=config.warmup_steps,
-        ),
-        momentum=config.momentum,
-        b1=config.b1,
-        b2=config.b2,
-        weight_decay=config.weight_decay,
-        clip_norm=config.clip_norm,
-    )
+    optimizer = _optimizer(config, steps_per_epoch=steps_per_epoch)
     kernel, label_kernel = _kernels(config)
     reconstruction_error = functools.partial(
         objectives.reconstruction_error, reduction=config.reconstruction_reduction
@@ -677,8 +760,8 @@ def _validate(config: ConfigDict) -> None:
     """Refuses what no run can mean, before anything is loaded or written."""
     least = dict(num_epochs=1, batch_size=1, checkpoint_every=1, latent_dim=1)
     least |= dict(num_labels=0, width=0, crop_padding=0)
+    least |= dict(divergence_bound=1, max_skipped_steps=1)
     least |= dict(checkpoint_every_steps=0, keep_last=1, keep_best=0)
-    least |= dict(max_skipped_steps=1, divergence_bound=1)
     least |= dict(learning_rate=0, momentum=0, b1=0, b2=0, weight_decay=0, lr_decay=0)
     least |= dict(warmup_steps=0, clip_norm=0)
     least |= dict(reconstruction_weight=0, confidence_weight=0)

@@ -177,6 +177,40 @@ def test_a_run_that_stops_while_it_evaluates_goes_on_with_that(
     _assert_same_run(tmp_path, again, workdir, result)
 
 
+def test_a_signal_may_end_it_while_anything_is_compiled(tmp_path, monkeypatch):
+    first_calls = {}
+
+    class Stop(Interruption):
+        inside = False
+
+        @contextlib.contextmanager
+        def may_leave(self, function):
+            self.inside = True
+            yield
+            self.inside = False
+
+    stop, compile_ = Stop(), training._compile
+
+    def watched(name, function):
+        def call(*arguments):
+            first_calls.setdefault(name, stop.inside)
+            return function(*arguments)
+
+        return call
+
+    def compile_watched(*arguments):
+        program = compile_(*arguments)
+        names = ("init", "rows", "train", "evaluate")
+        return program._replace(
+            **{name: watched(name, getattr(program, name)) for name in names}
+        )
+
+    monkeypatch.setattr(training, "_compile", compile_watched)
+    config = _config(num_epochs=1)
+    training.train_and_evaluate(config, str(tmp_path), interruption=stop)
+    assert first_calls == dict(init=True, rows=True, train=True, evaluate=True)
+
+
 def _after(name, function):
     """Returns a method of `_Progress` that calls a function when it is done."""
     method = getattr(training._Progress, name)
@@ -256,6 +290,24 @@ def test_a_diverging_run_stops_and_keeps_the_last_healthy_state(tmp_path):
     # The same configuration goes the same way.
     with pytest.raises(training.DivergenceError, match=message):
         training.train_and_evaluate(config, str(tmp_path))
+
+
+def test_parameters_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
+    call = training._Training._call
+
+    def spoiled(self, num_steps):
+        state, history = call(self, num_steps)
+        if num_steps:
+            params = jax.tree.map(lambda leaf: leaf * np.float32("inf"), state.params)
+            state = state.replace(params=params)
+        return state, history
+
+    monkeypatch.setattr(training._Training, "_call", spoiled)
+    with pytest.raises(
+        training.DivergenceError, match=r"Parameters are not finite after step 1; "
+    ):
+        training.train_and_evaluate(_config(), str(tmp_path))
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_unhealthy_steps_are_skipped_said_and_counted(tmp_path, caplog):
