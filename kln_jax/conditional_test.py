@@ -19,7 +19,7 @@ from jax.scipy.linalg import solve
 from jax.scipy.sparse.linalg import cg
 from jax.typing import ArrayLike
 
-from kln_jax.cmmd import check_ridge
+from kln_jax.cmmd import check_ridge, check_sets
 from kln_jax.kernels import Kernel, as_floats, gaussian_mixture, linear, matmul
 
 # Values that differ by less than the error of the linear solver are ties.
@@ -81,7 +81,7 @@ def cmmd_test(
     The function works under `jax.jit` and `jax.vmap`.
 
     Args:
-      x_s: Features of set s, shape ``(n_s, d)``.
+      x_s: Features of set s, shape ``(n_s, d)``, or of any rank with ``kernel.on(h)``.
       y_s: One-hot labels or real values of set s, shape ``(n_s, C)``.
       x_t: Features of set t, shape ``(n_t, d)``.
       y_t: One-hot labels or real values of set t, shape ``(n_t, C)``.
@@ -117,22 +117,10 @@ def cmmd_test(
       of the Royal Statistical Society B 82 (2020), arXiv 1807.05405; Section 3 of
       arXiv 2008.10165 for the CMMD.
     """
-    arrays = dict(x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t)
-    shapes = {name: jnp.shape(array) for name, array in arrays.items()}
-    if not (
-        all(len(shape) == 2 and 0 not in shape for shape in shapes.values())
-        and shapes["x_s"][0] == shapes["y_s"][0]
-        and shapes["x_t"][0] == shapes["y_t"][0]
-        and shapes["x_s"][1] == shapes["x_t"][1]
-        and shapes["y_s"][1] == shapes["y_t"][1]
-    ):
-        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(
-            "cmmd_test takes features (n_s, d), (n_t, d) and labels (n_s, C), "
-            f"(n_t, C), none empty, but got {listed}. Give real values as "
-            "y[:, None], class numbers as jax.nn.one_hot(y, C)."
-        )
-    n_s, n_t = shapes["x_s"][0], shapes["x_t"][0]
+    x_s, y_s, x_t, y_t = check_sets(
+        "cmmd_test", kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t
+    )
+    n_s, n_t, dtype = len(x_s), len(x_t), y_s.dtype
     if min(n_s, n_t) < 2:
         raise ValueError(
             f"n_s={n_s} and n_t={n_t} must be at least 2: one point says nothing "
@@ -143,14 +131,13 @@ def cmmd_test(
             f"num_resamples={num_resamples} must be a whole number of at least 19: "
             "with fewer no p-value is below 0.05. Use 999."
         )
-    x_s, y_s, x_t, y_t = as_floats(*arrays.values())
     if ridge is not None:
-        check_ridge(ridge, n_s + n_t, x_s.dtype)
-        ridge = jnp.asarray(ridge, x_s.dtype)
+        check_ridge(ridge, n_s + n_t, dtype)
+        ridge = jnp.asarray(ridge, dtype)
     x, y = jnp.concatenate([x_s, x_t]), jnp.concatenate([y_s, y_t])
     log_odds = None
     if log_density_ratio is not None:
-        log_odds = jnp.asarray(log_density_ratio(x), x.dtype)
+        log_odds = jnp.asarray(log_density_ratio(x), dtype)
         if log_odds.shape != (n_s + n_t,):
             raise ValueError(
                 f"log_density_ratio must return shape {(n_s + n_t,)}, one value a "
@@ -184,7 +171,7 @@ def _cmmd_test(
     label_kernel: Kernel,
     num_resamples: int,
 ) -> CMMDTestResult:
-    K = kernel(x, x)
+    K, y = as_floats(kernel(x, x), y)
     S = jnp.where(jnp.arange(len(x)) < n_s, 1.0, -1.0).astype(K.dtype)
     Y = _label_features(y, label_kernel)
     Y -= jnp.mean(Y, axis=0, keepdims=True)

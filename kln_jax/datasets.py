@@ -447,11 +447,30 @@ def _resized(image: Any, image_size: int) -> np.ndarray:
     return np.asarray(image).reshape(image_size, image_size, -1)
 
 
+def read_image(path: pathlib.Path, image_size: int) -> np.ndarray:
+    """Reads an image as those of own data sets are.
+
+    Args:
+      path: A file that Pillow can read.
+      image_size: Side in pixels: 28 makes it grey, 32 RGB.
+
+    Returns:
+      The image, shape ``(side, side, channels)``, uint8.
+
+    Raises:
+      OSError: If it cannot be read.
+      ValueError: If it is not square or would lose information. What a damaged file
+        raises beside these depends on its format.
+    """
+    import PIL.Image
+
+    with PIL.Image.open(path) as image:
+        return _resized(image, image_size)
+
+
 def _read_folder(
     root: pathlib.Path, image_size: int
 ) -> tuple[_Part, _Part | None, tuple[str, ...]]:
-    import PIL.Image
-
     def class_folders(part: str) -> list[pathlib.Path]:
         return sorted(
             folder
@@ -478,8 +497,7 @@ def _read_folder(
                     continue
                 used += 1
                 try:
-                    with PIL.Image.open(path) as image:
-                        images.append(_resized(image, image_size))
+                    images.append(read_image(path, image_size))
                 # What a damaged file raises depends on its format and damage.
                 except Exception as error:
                     problems.append(f"{path}: {_one_line(error)}")

@@ -34,9 +34,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from kln_jax import inference, metrics, networks, steps, training
 from kln_jax.datasets import Dataset
 
-# Side in pixels of the images that a network takes.
-_SIDES = {"mnist": 28, "conv_large": 32}
-
 # Keys of a configuration that have no meaning here, and those that have no choice.
 _RUN = dict(
     evaluate_on="training",
@@ -225,9 +222,9 @@ class KLNClassifier(
           ValueError: If the parameters or the data will not do.
           kln_jax.training.DivergenceError: If training diverges.
         """
-        if self.network not in _SIDES:
+        if self.network not in networks.SIDES:
             raise ValueError(
-                f"network={self.network!r} must be one of {sorted(_SIDES)}."
+                f"network={self.network!r} must be one of {sorted(networks.SIDES)}."
             )
         flat, shape = _rows(X)
         flat, target = validate_data(self, flat, y)
@@ -436,7 +433,7 @@ class KLNClassifier(
         )
 
     def _network_shape(self) -> tuple[int, int, int]:
-        side = _SIDES[self.config_["network"]]
+        side = networks.SIDES[self.config_["network"]]
         return side, side, self.image_shape_[2]
 
     def _model(self) -> networks.KLN:

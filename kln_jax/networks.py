@@ -256,6 +256,8 @@ _NETWORKS = {
     "mnist": (MnistEncoder, MnistDecoder, 28),
     "conv_large": (ConvLargeEncoder, ConvLargeDecoder, 32),
 }
+# Side in pixels of the images that each takes.
+SIDES = {name: side for name, (_, _, side) in _NETWORKS.items()}
 
 
 def build(

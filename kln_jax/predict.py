@@ -173,13 +173,13 @@ def _classified(
     report: Callable[[object, object], None],
 ) -> Iterator[dict[str, Any]]:
     """Yields what is printed of each image that can be used."""
-    from kln_jax import inference
+    from kln_jax import datasets, inference
 
     while chunk := list(itertools.islice(paths, _CHUNK)):
         images, usable = [], []
         for path in chunk:
             try:
-                images.append(_read(path, trained.image_shape[0]))
+                images.append(datasets.read_image(path, trained.image_shape[0]))
             # What a damaged file raises depends on its format and damage.
             except Exception as error:
                 report(path, getattr(error, "strerror", None) or error)
@@ -206,15 +206,6 @@ def _classified(
                 "probability": float(probabilities[best]),
                 "reconstruction_error": float(squares),
             }
-
-
-def _read(path: pathlib.Path, side: int) -> np.ndarray:
-    import PIL.Image
-
-    from kln_jax import datasets
-
-    with PIL.Image.open(path) as image:
-        return datasets._resized(image, side)
 
 
 if __name__ == "__main__":

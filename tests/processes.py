@@ -2,11 +2,10 @@
 
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
-
-import jax
 
 ROOT = pathlib.Path(__file__).parents[1]
 DIGITS = f"--config={ROOT / 'configs' / 'digits.py'}"
@@ -17,25 +16,21 @@ SMALL = (
     "--config.latent_dim=8",
     "--config.num_epochs=2",
 )
-# Compiling takes a third of the time; of JAX 0.12 as well without the last one.
-FLAGS = "--xla_backend_optimization_level=0" + (
-    " --xla_cpu_use_fusion_emitters=false"
-    if jax.__version__.startswith("0.10.")
-    else ""
-)
 
 
-def start(*arguments, devices=1, flags=FLAGS, python=(), **environment):
+def environment(devices=1, **more):
+    """Variables of a process on CPU that compiles as fast as the tests do."""
+    flags = re.sub(r"--xla_force_host\S*", "", os.environ["XLA_FLAGS"])
+    if devices > 1:
+        flags += f" --xla_force_host_platform_device_count={devices}"
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, **more}
+
+
+def start(*arguments, devices=1, python=(), **variables):
     """Starts train.py."""
-    devices_flag = f" --xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, *python, str(ROOT / "train.py"), *arguments],
-        env={
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": flags + (devices_flag if devices > 1 else ""),
-            **environment,
-        },
+        env=environment(devices, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

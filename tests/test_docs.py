@@ -6,7 +6,6 @@ The site itself is built by ``make docs``, where a warning is an error.
 import functools
 import importlib.util
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -16,6 +15,7 @@ import jax
 import pytest
 
 from configs import default
+from tests.processes import environment
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -61,12 +61,10 @@ def _name(page):
 )
 def test_a_notebook_runs_without_a_warning(notebook):
     # In a process of its own and on one device, as a reader runs it.
-    flags = re.sub(r"--xla_force_host\S*", "", os.environ["XLA_FLAGS"])
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", RUN, str(notebook)],
         cwd=notebook.parent,
-        env=os.environ
-        | {"XLA_FLAGS": flags, "MPLBACKEND": "agg", "PYTHONPATH": str(ROOT)},
+        env=environment(MPLBACKEND="agg", PYTHONPATH=str(ROOT)),
         capture_output=True,
         text=True,
         timeout=600,

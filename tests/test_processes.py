@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 from kln_jax import metrics, parallel, training
-from tests.processes import DIGITS, SMALL, end, start, start_several, wait_for_line
+from tests.processes import (
+    DIGITS,
+    SMALL,
+    end,
+    free_port,
+    start,
+    start_several,
+    wait_for_line,
+)
 
 
 def _lines(workdir):
@@ -108,8 +116,6 @@ def test_processes_that_do_not_fit_are_refused(arguments, message):
 @pytest.mark.slow
 def test_slurms_variables_are_enough(tmp_path):
     """A dry run of two tasks, under the variables that srun sets."""
-    from tests.processes import free_port
-
     processes = [
         start(
             *SMALL,

@@ -1,22 +1,18 @@
 """The command line, in processes of its own."""
 
-import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[1]
-DIGITS = f"--config={ROOT / 'configs' / 'digits.py'}"
+from tests.processes import DIGITS, ROOT, environment
 
 
 def _train(*arguments, cwd):
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
     return subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *arguments],
         cwd=cwd,
-        env=environment,
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,
