@@ -23,15 +23,10 @@ from configs import default
 
 
 def get_config(variant: str = "supervised") -> ml_collections.ConfigDict:
-    if variant != "supervised":
-        raise ValueError(
-            f'variant={variant!r} must be "supervised": the paper has no other result '
-            "on CIFAR-100. configs/cifar10.py has :semi."
-        )
     config = default.get_config()
     config.dataset = "cifar100"
     config.network = "conv_large"
     config.crop_padding = 2
     config.flip = True
     config.normalise = True
-    return config
+    return default.with_variant(config, variant)

@@ -1,5 +1,7 @@
 """Every key of a configuration, with its default; the other files override it."""
 
+from typing import Any
+
 import ml_collections
 
 
@@ -39,7 +41,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.normalise = False
 
     # --- Network ---
-    # "mnist" (28x28) or "conv_large" (32x32).
+    # "mnist" (28x28), "mlp" (28x28) or "conv_large" (32x32).
     config.network = "mnist"
     # Channels of hidden layers relative to the paper's.
     config.width = 1.0
@@ -49,12 +51,20 @@ def get_config() -> ml_collections.ConfigDict:
     config.dtype = "float32"
 
     # --- Objective ---
-    # Variances of the Gaussian kernels on Z.
+    # "cmmd", or the baseline "cross_entropy" in its place; "reconstruction" is the
+    # autoencoder alone.
+    config.objective = "cmmd"
+    # What the kernel of CMMD acts on: "z", which is KLN, or something fixed: "pixels",
+    # "pca" (latent_dim principal components of the training images) or "autoencoder"
+    # (Z of a network that is trained by its reconstruction first).
+    config.kernel_on = "z"
+    # Variances of the Gaussian kernels there.
     config.bandwidths = (1.0, 3.0, 5.0, 7.0, 9.0)
     # Their "mean" or "sum". The paper's histograms of kernel values end at 1: mean.
     config.kernel_reduction = "mean"
-    # Kernel on labels: "linear", or "gaussian" (the mixture of the same bandwidths).
+    # Kernel on labels: "linear", or "gaussian", a mixture of these variances.
     config.label_kernel = "linear"
+    config.label_bandwidths = (1.0, 3.0, 5.0, 7.0, 9.0)
     # The paper's lambda, which it does not give. 0.1 is safe on both networks.
     config.ridge = 0.1
     # Whether batch t has images of its own ("independent") or those of s ("shared").
@@ -119,28 +129,64 @@ def get_config() -> ml_collections.ConfigDict:
     return config
 
 
+# What a variant changes: the paper's baselines and ablations.
+_CGMMN: dict[str, Any] = dict(
+    kernel_on="pixels",
+    pairing="shared",
+    # As its published code has it.
+    bandwidths=(1.0, 9.0, 20.0, 40.0, 80.0),
+    kernel_reduction="sum",
+    label_kernel="gaussian",
+    ridge=1e-3,
+    reconstruction_weight=0.0,
+)
+_ABLATIONS: dict[str, dict[str, Any]] = {
+    "ce": dict(objective="cross_entropy"),
+    "cgmmn": _CGMMN,
+    "cgmmn_mlp": dict(_CGMMN, network="mlp"),
+    "identity": dict(kernel_on="pixels"),
+    "pca": dict(kernel_on="pca"),
+    "autoencoder": dict(kernel_on="autoencoder"),
+    "no_reconstruction": dict(reconstruction_weight=0.0),
+    "no_confidence": dict(confidence_weight=0.0),
+    # The ridge is that of CGMMN, for the paper gives none.
+    "as_printed": dict(warmup_steps=0, clip_norm=0.0, ridge=1e-3),
+}
+
+
 def with_variant(
-    config: ml_collections.ConfigDict, variant: str, *, num_labels: int
+    config: ml_collections.ConfigDict, variant: str, *, num_labels: int = 0
 ) -> ml_collections.ConfigDict:
-    """Returns the variant of a supervised configuration.
+    """Returns a variant of a supervised configuration.
 
     Args:
       config: The supervised configuration.
-      variant: "supervised", or "semi" for the paper's semi-supervised setting.
-      num_labels: Labelled images in that setting.
+      variant: ``"supervised"``, or ``"semi"`` for the paper's semi-supervised setting;
+        or the paper's baselines and ablations: ``"ce"``, ``"cgmmn"``, ``"cgmmn_mlp"``
+        (28x28 pixels), ``"identity"``, ``"pca"``, ``"autoencoder"``,
+        ``"no_reconstruction"``, ``"as_printed"``; or one of these in the
+        semi-supervised setting, such as ``"semi_ce"``, and ``"semi_no_confidence"``.
+      num_labels: Labelled images in that setting; 0 where the paper has none.
 
     Raises:
       ValueError: If there is no such variant.
     """
-    if variant not in ("supervised", "semi"):
-        raise ValueError(f'variant={variant!r} must be "supervised" or "semi".')
+    ablations = set(_ABLATIONS)
+    if config.network != "mnist":
+        ablations -= {"cgmmn_mlp"}
+    variants = {"supervised", *ablations} - {"no_confidence"}
+    if num_labels:
+        variants |= {"semi", *(f"semi_{name}" for name in ablations)}
+    if variant not in variants:
+        raise ValueError(f"variant={variant!r} must be one of {sorted(variants)}.")
     config.variant = variant
     # The number of epochs stays: the paper gives none for this setting.
-    if variant == "semi":
+    if variant.startswith("semi"):
         config.num_labels = num_labels
         config.confidence_weight = 1.0
         config.optimizer = "adam"
         config.learning_rate = 1e-3
         config.weight_decay = 0.0
         config.lr_milestones = ()
+    config.update(_ABLATIONS.get(variant.removeprefix("semi_"), {}))
     return config

@@ -31,7 +31,9 @@ from configs import default
 def get_config(variant: str = "supervised") -> ml_collections.ConfigDict:
     config = default.get_config()
     config.dataset = "svhn_cropped"
-    config.use_extra = variant == "supervised"
+    config.use_extra = not variant.startswith("semi")
+    # A mirrored digit is another or none.
+    config.flip = variant.endswith("as_printed")
     config.network = "conv_large"
     config.crop_padding = 2
     config.normalise = True

@@ -84,10 +84,14 @@ class KLNClassifier(
       width: Channels of hidden layers relative to the paper's.
       latent_dim: Dimensions of Z.
       dtype: Of the networks' computation: ``"float32"`` or ``"bfloat16"``.
-      bandwidths: Variances of the Gaussian kernels on Z.
+      objective: ``"cmmd"``, or ``"cross_entropy"`` or ``"reconstruction"`` alone in
+        its place, the baselines.
+      kernel_on: What the kernel acts on: ``"z"``, which is KLN, or something that is
+        not learned with it: ``"pixels"``, ``"pca"`` or ``"autoencoder"``.
+      bandwidths: Variances of the Gaussian kernels there.
       kernel_reduction: Their ``"mean"`` or ``"sum"``.
-      label_kernel: Kernel on labels: ``"linear"``, or ``"gaussian"``, the mixture of
-        the same bandwidths.
+      label_kernel: Kernel on labels: ``"linear"`` or ``"gaussian"``.
+      label_bandwidths: Variances of the latter.
       ridge: The paper's lambda.
       pairing: Whether batch t has images of its own (``"independent"``) or those of s
         (``"shared"``).
@@ -149,9 +153,12 @@ class KLNClassifier(
         width: float = 1.0,
         latent_dim: int = 128,
         dtype: str = "float32",
+        objective: str = "cmmd",
+        kernel_on: str = "z",
         bandwidths: Sequence[float] = (1.0, 3.0, 5.0, 7.0, 9.0),
         kernel_reduction: str = "mean",
         label_kernel: str = "linear",
+        label_bandwidths: Sequence[float] = (1.0, 3.0, 5.0, 7.0, 9.0),
         ridge: float = 0.1,
         pairing: str = "independent",
         reconstruction_weight: float = 0.1,
@@ -180,9 +187,12 @@ class KLNClassifier(
         self.width = width
         self.latent_dim = latent_dim
         self.dtype = dtype
+        self.objective = objective
+        self.kernel_on = kernel_on
         self.bandwidths = bandwidths
         self.kernel_reduction = kernel_reduction
         self.label_kernel = label_kernel
+        self.label_bandwidths = label_bandwidths
         self.ridge = ridge
         self.pairing = pairing
         self.reconstruction_weight = reconstruction_weight

@@ -136,6 +136,61 @@ class MnistDecoder(nn.Module):
         return nn.sigmoid(x.astype(jnp.float32))
 
 
+class MlpEncoder(nn.Module):
+    """Two hidden layers of 1024, with batch normalisation and ReLU, then Z.
+
+    For the baseline CGMMN-MLP, of which the paper says no more than its name.
+
+    Attributes:
+      latent_dim: Dimensions of Z.
+      width: Hidden units relative to those named.
+      axis_name: Device axis over which batch statistics are shared.
+      dtype: dtype of the computation.
+    """
+
+    latent_dim: int = 128
+    width: float = 1.0
+    axis_name: str | None = None
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array, positions: Array, *, train: bool) -> Array:
+        """Maps images ``(n, h, w, c)`` to embeddings ``(n, latent_dim)``."""
+        del positions  # It has no dropout.
+        x, hidden = x.reshape(len(x), -1), round(self.width * 1024)
+        for _ in range(2):
+            x = nn.Dense(hidden, use_bias=False, dtype=self.dtype)(x)
+            x = _Normalised(0.0, self.axis_name, self.dtype)(x, train=train)
+        return nn.Dense(self.latent_dim, dtype=self.dtype)(x)
+
+
+class MlpDecoder(nn.Module):
+    """The mirror image of `MlpEncoder`, then sigmoid: images of 28x28 pixels.
+
+    Attributes:
+      channels: Channels of the image.
+      width: Hidden units relative to those named.
+      axis_name: Device axis over which batch statistics are shared.
+      dtype: dtype of the computation.
+    """
+
+    channels: int = 1
+    width: float = 1.0
+    axis_name: str | None = None
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, z: Array, *, train: bool) -> Array:
+        """Maps embeddings ``(n, latent_dim)`` to images ``(n, 28, 28, channels)``."""
+        x, hidden = z, round(self.width * 1024)
+        for _ in range(2):
+            x = nn.Dense(hidden, use_bias=False, dtype=self.dtype)(x)
+            x = _Normalised(0.0, self.axis_name, self.dtype)(x, train=train)
+        x = nn.Dense(28 * 28 * self.channels, dtype=self.dtype)(x)
+        x = nn.sigmoid(x.astype(jnp.float32))
+        return x.reshape(len(x), 28, 28, self.channels)
+
+
 class ConvLargeEncoder(nn.Module):
     """The encoder for 32x32 colour images: Laine and Aila's network of nine layers.
 
@@ -221,7 +276,7 @@ class KLN(nn.Module):
     """Autoencoder and softmax classifier, trained together.
 
     Attributes:
-      encoder: Maps images to Z; `MnistEncoder` or `ConvLargeEncoder`.
+      encoder: Maps images to Z; `MnistEncoder`, `MlpEncoder` or `ConvLargeEncoder`.
       decoder: Maps Z to images; the decoder of the same name.
       num_classes: Number C of classes.
     """
@@ -254,6 +309,7 @@ class KLN(nn.Module):
 
 _NETWORKS = {
     "mnist": (MnistEncoder, MnistDecoder, 28),
+    "mlp": (MlpEncoder, MlpDecoder, 28),
     "conv_large": (ConvLargeEncoder, ConvLargeDecoder, 32),
 }
 # Side in pixels of the images that each takes.
@@ -273,7 +329,7 @@ def build(
     """Makes the `KLN` of a named network.
 
     Args:
-      network: ``"mnist"`` or ``"conv_large"``.
+      network: ``"mnist"``, ``"mlp"`` or ``"conv_large"``.
       image_shape: Height, width and channels of the images.
       num_classes: Number of classes.
       latent_dim: Dimensions of Z.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 
 from kln_jax.cmmd import cmmd
@@ -74,12 +77,28 @@ def confidence(logits: Array) -> Array:
     return entropy - jnp.mean(log_mean)
 
 
+class Batch(NamedTuple):
+    """What an objective compares: a labelled batch s, and a batch t of predictions.
+
+    Attributes:
+      features_s: What the kernel acts on, for batch s, shape ``(n_s, d)``; Z in KLN.
+      y_s: One-hot labels of s, shape ``(n_s, C)``.
+      logits_s: Class scores of s, shape ``(n_s, C)``.
+      features_t: What the kernel acts on, for batch t, shape ``(n_t, d)``.
+      logits_t: Class scores of t, shape ``(n_t, C)``.
+      reconstruction: The `reconstruction_error` of both, a scalar.
+    """
+
+    features_s: Array
+    y_s: Array
+    logits_s: Array
+    features_t: Array
+    logits_t: Array
+    reconstruction: Array
+
+
 def kln_objective(
-    z_s: Array,
-    y_s: Array,
-    z_t: Array,
-    logits_t: Array,
-    reconstruction: Array,
+    batch: Batch,
     *,
     kernel: Kernel,
     label_kernel: Kernel,
@@ -96,12 +115,8 @@ def kln_objective(
     Supervised, :math:`\beta_2` is zero and both batches come from the labelled images.
 
     Args:
-      z_s: Embeddings of the labelled batch, shape ``(n_s, d)``.
-      y_s: Its one-hot labels, shape ``(n_s, C)``.
-      z_t: Embeddings of the predicted batch, shape ``(n_t, d)``.
-      logits_t: Its class scores, shape ``(n_t, C)``.
-      reconstruction: The `reconstruction_error`, a scalar.
-      kernel: Kernel on embeddings.
+      batch: The `Batch`.
+      kernel: Kernel on features.
       label_kernel: Kernel on labels.
       ridge: Regularisation of the CMMD.
       reconstruction_weight: Beta, or beta 1, of the paper.
@@ -113,20 +128,77 @@ def kln_objective(
     References:
       Equations 6 and 7 of arXiv 2008.10165.
     """
-    terms = {
-        "cmmd": cmmd(
-            z_s,
-            y_s,
-            z_t,
-            jax.nn.softmax(logits_t),
-            kernel=kernel,
-            label_kernel=label_kernel,
-            ridge=ridge,
-        ),
-        "reconstruction": reconstruction,
-        "confidence": confidence(logits_t),
-    }
-    loss = terms["cmmd"]
+    value = cmmd(
+        batch.features_s,
+        batch.y_s,
+        batch.features_t,
+        jax.nn.softmax(batch.logits_t),
+        kernel=kernel,
+        label_kernel=label_kernel,
+        ridge=ridge,
+    )
+    return _with_penalties(
+        {"cmmd": value}, batch, reconstruction_weight, confidence_weight
+    )
+
+
+def cross_entropy_objective(
+    batch: Batch, *, reconstruction_weight: float, confidence_weight: float
+) -> tuple[Array, dict[str, Array]]:
+    r"""The baseline: cross-entropy of the labelled batch in the place of CMMD.
+
+    .. math::
+      -\frac{1}{n_s} \sum_i \log \hat p(y_i | x_i)
+          + \beta_1 \, \mathrm{reconstruction}
+          + \beta_2 \, \mathrm{confidence}(\hat Y_t)
+
+    Args:
+      batch: The `Batch`.
+      reconstruction_weight: Beta, or beta 1, of the paper.
+      confidence_weight: Beta 2 of the paper.
+
+    Returns:
+      The loss, and its terms by name.
+
+    Examples:
+      >>> even = jnp.zeros((3, 4))
+      >>> batch = Batch(even, jnp.eye(3, 4), even, even, even, jnp.zeros(()))
+      >>> options = dict(reconstruction_weight=0.1, confidence_weight=0.0)
+      >>> loss, _ = cross_entropy_objective(batch, **options)
+      >>> print(f"{jnp.exp(loss):.3f}")
+      4.000
+    """
+    losses = optax.losses.softmax_cross_entropy(batch.logits_s, batch.y_s)
+    return _with_penalties(
+        {"cross_entropy": jnp.mean(losses)},
+        batch,
+        reconstruction_weight,
+        confidence_weight,
+    )
+
+
+def reconstruction_objective(batch: Batch) -> tuple[Array, dict[str, Array]]:
+    """Reconstruction alone: an autoencoder, which knows of no labels.
+
+    Args:
+      batch: The `Batch`.
+
+    Returns:
+      The loss, and its terms by name.
+    """
+    return batch.reconstruction, {"reconstruction": batch.reconstruction}
+
+
+def _with_penalties(
+    terms: dict[str, Array],
+    batch: Batch,
+    reconstruction_weight: float,
+    confidence_weight: float,
+) -> tuple[Array, dict[str, Array]]:
+    """Returns the loss and its terms, of which one is given."""
+    (loss,) = terms.values()
+    terms["reconstruction"] = batch.reconstruction
+    terms["confidence"] = confidence(batch.logits_t)
     # A term of weight zero is logged, but cannot make the loss non-finite.
     if reconstruction_weight:
         loss += reconstruction_weight * terms["reconstruction"]
@@ -136,18 +208,18 @@ def kln_objective(
 
 
 def gram_diagnostics(
-    z_s: Array, z_t: Array, *, kernel: Kernel, ridge: float
+    features_s: Array, features_t: Array, *, kernel: Kernel, ridge: float
 ) -> dict[str, Array]:
-    r"""Numbers that tell whether kernel and ridge fit the embeddings.
+    r"""Numbers that tell whether kernel and ridge fit the features.
 
     The pivots are the squared diagonal of the Cholesky factors of
     :math:`\tilde K = K + \lambda I` of both batches. In exact arithmetic
     none is below the ridge, and their ratio is a lower bound of the condition number.
 
     Args:
-      z_s: Embeddings of the labelled batch, shape ``(n_s, d)``.
-      z_t: Embeddings of the predicted batch, shape ``(n_t, d)``.
-      kernel: Kernel on embeddings.
+      features_s: What the kernel acts on, for batch s, shape ``(n_s, d)``.
+      features_t: The same for batch t, shape ``(n_t, d)``.
+      kernel: Kernel on features.
       ridge: Regularisation of the CMMD.
 
     Returns:
@@ -163,13 +235,13 @@ def gram_diagnostics(
       1.50
     """
     pivots = []
-    for z in (z_s, z_t):
-        K_tilde = kernel(z, z) + ridge * jnp.eye(len(z))
+    for x in (features_s, features_t):
+        K_tilde = kernel(x, x) + ridge * jnp.eye(len(x))
         pivots.append(jnp.square(jnp.diag(jnp.linalg.cholesky(K_tilde))))
-    z = jnp.concatenate([z_s, z_t])
-    rows, columns = jnp.triu_indices(len(z), 1)
+    x = jnp.concatenate([features_s, features_t])
+    rows, columns = jnp.triu_indices(len(x), 1)
     return {
         "pivot_smallest": jnp.min(jnp.concatenate(pivots)),
         "pivot_largest": jnp.max(jnp.concatenate(pivots)),
-        "median_squared_distance": jnp.median(squared_distances(z, z)[rows, columns]),
+        "median_squared_distance": jnp.median(squared_distances(x, x)[rows, columns]),
     }

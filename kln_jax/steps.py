@@ -22,6 +22,7 @@ from jax.typing import ArrayLike
 from kln_jax import augment
 from kln_jax.kernels import Kernel
 from kln_jax.networks import KLN, Outputs
+from kln_jax.objectives import Batch
 
 # The axis of devices over which a batch is sharded.
 AXIS = "batch"
@@ -67,11 +68,13 @@ class TrainingData(NamedTuple):
       labels: Their class numbers, shape ``(N,)``, int32; only those of the labelled
         rows are used.
       labelled: Rows of the labelled images, shape ``(L,)``, int32.
+      embedding: Arrays of the fixed `Embedding` the kernel acts on, if there is one.
     """
 
     images: Array
     labels: Array
     labelled: Array
+    embedding: Any = ()
 
 
 class Rows(NamedTuple):
@@ -86,8 +89,8 @@ class Rows(NamedTuple):
     t: Array
 
 
-# (z_s, y_s, z_t, logits_t, reconstruction error) -> loss, terms by name.
-Objective = Callable[..., tuple[Array, dict[str, Array]]]
+# To the loss, and its terms by name.
+Objective = Callable[[Batch], tuple[Array, dict[str, Array]]]
 
 
 def init_state(
@@ -182,6 +185,8 @@ def make_train_step(
     reconstruction_error: Callable[[Array, Array], Array],
     *,
     kernel: Kernel,
+    embed: Callable[[Any, Array], Array] | None = None,
+    shared_batch: bool = False,
     diagnostics: Callable[[Array, Array], dict[str, Array]],
     diagnose_every: int,
     bound: float = float("inf"),
@@ -203,12 +208,15 @@ def make_train_step(
     Args:
       model: The network, with `AXIS` as its axis.
       optimizer: The optimiser.
-      objective: From ``z_s, y_s, z_t, logits_t, reconstruction`` to the loss and its
-        terms.
+      objective: From a `Batch` to the loss and its terms.
       reconstruction_error: From images and reconstructions to a mean over images.
-      kernel: Kernel on Z, for the means that are logged.
-      diagnostics: From ``z_s, z_t`` to numbers that are logged at the last step of an
-        epoch, and at each that is not healthy; zero elsewhere.
+      kernel: Kernel on features, for the means that are logged.
+      embed: From the data's ``embedding`` and images in [0, 1] to the features that
+        the kernel acts on; None for Z.
+      shared_batch: Whether t has the images of s, which are then also augmented
+        alike.
+      diagnostics: From the features of s and t to numbers that are logged at the last
+        step of an epoch, and at each that is not healthy; zero elsewhere.
       diagnose_every: Steps in an epoch.
       bound: Largest loss and largest norm of a gradient, before clipping.
       max_skipped: How many steps of a run may be skipped.
@@ -232,7 +240,8 @@ def make_train_step(
         batch_size = len(rows.s)
         shard = batch_size // lax.axis_size(AXIS)
         own = lax.axis_index(AXIS) * shard + jnp.arange(shard, dtype=jnp.int32)
-        positions = jnp.concatenate([own, batch_size + own])
+        # Augmentation and dropout belong to positions.
+        positions = jnp.concatenate([own, own if shared_batch else batch_size + own])
         own_rows = jnp.concatenate([rows.s[own], rows.t[own]])
         augment_key = _fold(key, Purpose.AUGMENT, state.step)
         images = prepare(data, own_rows, positions, augment_key)
@@ -249,22 +258,28 @@ def make_train_step(
                 mutable=["batch_stats"],
             )
             chex.assert_equal_shape([images, outputs.reconstruction])
-            z_s, z_t = _gather_halves(outputs.z)
+            features_s, features_t = _gather_halves(
+                embed(data.embedding, images) if embed else outputs.z
+            )
             logits_s, logits_t = _gather_halves(outputs.logits)
             error = reconstruction_error(images, outputs.reconstruction)
-            loss, terms = objective(z_s, y_s, z_t, logits_t, lax.pmean(error, AXIS))
+            error = lax.pmean(error, AXIS)
+            loss, terms = objective(
+                Batch(features_s, y_s, logits_s, features_t, logits_t, error)
+            )
             metrics = {
                 "loss": loss,
                 **terms,
-                **_kernel_sums(kernel(z_s, z_s), labels_s),
+                **_kernel_sums(kernel(features_s, features_s), labels_s),
                 "accuracy": jnp.mean(jnp.argmax(logits_s, 1) == labels_s),
                 "predicted": jnp.bincount(
                     jnp.argmax(logits_t, 1), length=model.num_classes
                 ),
             }
-            return loss, (metrics, updated["batch_stats"], (z_s, z_t))
+            features = features_s, features_t
+            return loss, (metrics, updated["batch_stats"], features)
 
-        (loss, (metrics, batch_stats, z)), gradients = jax.value_and_grad(
+        (loss, (metrics, batch_stats, features)), gradients = jax.value_and_grad(
             loss_fn, has_aux=True
         )(state.params)
         # Each device has the gradient of the same global loss by its own images,
@@ -280,8 +295,8 @@ def make_train_step(
         metrics |= lax.cond(
             ((state.step + 1) % diagnose_every == 0) | ~healthy,
             diagnostics,
-            lambda *z: jax.tree.map(jnp.zeros_like, jax.eval_shape(diagnostics, *z)),
-            *z,
+            lambda *x: jax.tree.map(jnp.zeros_like, jax.eval_shape(diagnostics, *x)),
+            *features,
         )
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         updated = state.replace(

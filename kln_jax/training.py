@@ -22,7 +22,16 @@ import optax
 from ml_collections import ConfigDict
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from kln_jax import datasets, metrics, networks, objectives, optim, parallel, steps
+from kln_jax import (
+    datasets,
+    embeddings,
+    metrics,
+    networks,
+    objectives,
+    optim,
+    parallel,
+    steps,
+)
 from kln_jax.augment import channel_statistics
 from kln_jax.checkpoint import Checkpoints
 from kln_jax.cmmd import check_ridge
@@ -33,7 +42,7 @@ from kln_jax.steps import TrainingData, TrainState
 logger = logging.getLogger("kln_jax")
 
 # Keys that say where a run computes, not what: a run may go on with others.
-_WHEREABOUTS = (
+WHEREABOUTS = (
     "data_dir",
     "platform",
     "compilation_cache",
@@ -46,6 +55,7 @@ _WHEREABOUTS = (
 # The key to turn first when a metric of a step is not healthy.
 _KNOBS = {
     "cmmd": "ridge (raise it)",
+    "cross_entropy": "learning_rate (lower it) or clip_norm (set it)",
     "reconstruction": "learning_rate (lower it) or clip_norm (set it)",
     "confidence": "learning_rate (lower it) or clip_norm (set it)",
     "loss": "learning_rate (lower it) or clip_norm (set it)",
@@ -56,6 +66,14 @@ _KNOBS = {
 _DIAGNOSTICS = ("pivot_smallest", "pivot_largest", "median_squared_distance")
 
 _NOTHING_NEW = "nothing was trained by this start; the same command goes on."
+
+# By the key kernel_on: from the network to what the kernel acts on, None for its Z.
+_EMBEDDINGS: dict[str, Callable[[networks.KLN], Any]] = {
+    "z": lambda model: None,
+    "pixels": lambda model: embeddings.pixels,
+    "pca": lambda model: embeddings.project,
+    "autoencoder": lambda model: functools.partial(embeddings.encode, model=model),
+}
 
 # A signal is answered between two calls of compiled code, so these may not be long.
 _SECONDS_A_CALL = 2.0
@@ -154,8 +172,9 @@ def train_and_evaluate(
         )
         metrics.write_json(directory / "data.json", about)
         _store_rows(directory / "labelled.npy", labelled)
-    training = _Training(config, data, labelled, program, interruption)
     with parallel.lost_processes_said():
+        embedding = _embedding(config, data, labelled, directory, interruption)
+        training = _Training(config, data, labelled, program, interruption, embedding)
         result = _result(config, data, *training.run(directory, show=is_main))
     if directory:
         metrics.write_json(directory / "result.json", result)
@@ -187,7 +206,9 @@ def train_in_memory(
     """
     _validate(config)
     parallel.check_batch_size(config.batch_size)
-    training = _Training(config, data, labelled, _compile(config, data), Interruption())
+    program, interruption = _compile(config, data), Interruption()
+    embedding = _embedding(config, data, labelled, None, interruption)
+    training = _Training(config, data, labelled, program, interruption, embedding)
     state, _ = training.run(None, show=show)
     return Run(config, data, labelled, _model(config, data), state)
 
@@ -357,6 +378,7 @@ class _Training:
         labelled: np.ndarray,
         program: _Program,
         interruption: Interruption,
+        embedding: Any = (),
     ) -> None:
         self._config = config
         self._class_names = data.class_names
@@ -365,7 +387,7 @@ class _Training:
         self._key = _key(config)
         replicate = functools.partial(parallel.replicate, axis_name=steps.AXIS)
         self._train_data = TrainingData(
-            *replicate((data.train_images, data.train_labels, labelled))
+            *replicate((data.train_images, data.train_labels, labelled, embedding))
         )
         self._eval_data = replicate((data.eval_images, data.eval_labels))
         self._seconds_a_step = _SECONDS_A_CALL  # Until it is known: one step a call.
@@ -498,7 +520,9 @@ class _Training:
     def _trouble(self, epoch: int, position: int) -> str:
         """Says which metric of a step is not healthy, and what to turn."""
         history, bound = self._progress.history, self._config.divergence_bound
-        values = {name: float(history[name][position]) for name in _KNOBS}
+        values = {
+            name: float(history[name][position]) for name in _KNOBS if name in history
+        }
         name = metrics.first_unhealthy(values, bound=bound)
         low, high = (float(history[name][position]) for name in _DIAGNOSTICS[:2])
         return (
@@ -511,7 +535,9 @@ class _Training:
     def _end_epoch(self, epoch: int) -> dict[str, Any]:
         """Evaluates, and returns all that is logged of the epoch."""
         history = dict(self._progress.history)
-        _warn_of_collapse(history.pop("predicted"), self._class_names, epoch)
+        predicted = history.pop("predicted")
+        if self._config.objective != "reconstruction":  # Which knows of no classes.
+            _warn_of_collapse(predicted, self._class_names, epoch)
         healthy = history.pop("healthy")
         last = {name: history.pop(name)[-1:] for name in _DIAGNOSTICS}
         made = {name: values[healthy] for name, values in history.items()}
@@ -624,16 +650,11 @@ def _compile(config: ConfigDict, data: datasets.Dataset) -> _Program:
     train_step = steps.make_train_step(
         model,
         optimizer,
-        functools.partial(
-            objectives.kln_objective,
-            kernel=kernel,
-            label_kernel=label_kernel,
-            ridge=config.ridge,
-            reconstruction_weight=config.reconstruction_weight,
-            confidence_weight=config.confidence_weight,
-        ),
+        _objective(config, kernel, label_kernel),
         reconstruction_error,
         kernel=kernel,
+        embed=_EMBEDDINGS[config.kernel_on](model),
+        shared_batch=config.pairing == "shared",
         diagnostics=functools.partial(
             objectives.gram_diagnostics, kernel=kernel, ridge=config.ridge
         ),
@@ -678,9 +699,57 @@ def _compile(config: ConfigDict, data: datasets.Dataset) -> _Program:
 
 
 def _kernels(config: ConfigDict) -> tuple[Kernel, Kernel]:
-    """Returns the kernels on Z and on labels."""
-    mixture = gaussian_mixture(config.bandwidths, reduction=config.kernel_reduction)
-    return mixture, {"linear": linear, "gaussian": mixture}[config.label_kernel]
+    """Returns the kernels on features and on labels."""
+    on_features, on_labels = (
+        gaussian_mixture(bandwidths, reduction=config.kernel_reduction)
+        for bandwidths in (config.bandwidths, config.label_bandwidths)
+    )
+    return on_features, on_labels if config.label_kernel == "gaussian" else linear
+
+
+def _objective(
+    config: ConfigDict, kernel: Kernel, label_kernel: Kernel
+) -> steps.Objective:
+    if config.objective == "reconstruction":
+        return objectives.reconstruction_objective
+    weights = dict(
+        reconstruction_weight=config.reconstruction_weight,
+        confidence_weight=config.confidence_weight,
+    )
+    if config.objective == "cross_entropy":
+        return functools.partial(objectives.cross_entropy_objective, **weights)
+    return functools.partial(
+        objectives.kln_objective,
+        kernel=kernel,
+        label_kernel=label_kernel,
+        ridge=config.ridge,
+        **weights,
+    )
+
+
+def _embedding(
+    config: ConfigDict,
+    data: datasets.Dataset,
+    labelled: np.ndarray,
+    directory: pathlib.Path | None,
+    interruption: Interruption,
+) -> Any:
+    """Returns the arrays of the embedding that the kernel acts on, () for none.
+
+    An autoencoder is trained first: on all images, as the configuration trains.
+    """
+    if config.kernel_on == "pca":
+        return embeddings.principal_components(data.train_images, config.latent_dim)
+    if config.kernel_on != "autoencoder":
+        return ()
+    logger.info("training the autoencoder on which the kernel acts")
+    alone = config.copy_and_resolve_references()
+    alone.update(objective="reconstruction", kernel_on="z")
+    training = _Training(alone, data, labelled, _compile(alone, data), interruption)
+    state, _ = training.run(
+        directory / "autoencoder" if directory else None, show=parallel.is_main()
+    )
+    return jax.device_get(state.replace(opt_state=()))
 
 
 def _load(config: ConfigDict) -> datasets.Dataset:
@@ -771,6 +840,8 @@ def _validate(config: ConfigDict) -> None:
             raise ValueError(f"{name}={config[name]} must be at least {bound}.")
     choices = dict(
         optimizer=("sgd", "adam"),
+        objective=("cmmd", "cross_entropy", "reconstruction"),
+        kernel_on=tuple(_EMBEDDINGS),
         label_kernel=("linear", "gaussian"),
         kernel_reduction=("mean", "sum"),
         reconstruction_reduction=("sum", "mean"),
@@ -803,7 +874,7 @@ def _check_same_config(config: ConfigDict, directory: pathlib.Path) -> None:
         f"{name} ({earlier.get(name, 'absent')} there, {present.get(name, 'absent')} "
         "now)"
         for name in sorted(earlier.keys() | present.keys())
-        if name not in _WHEREABOUTS and earlier.get(name) != present.get(name)
+        if name not in WHEREABOUTS and earlier.get(name) != present.get(name)
     ]
     if different:
         raise ValueError(

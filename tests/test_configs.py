@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -43,17 +44,25 @@ def _config(name, variant="supervised"):
     return importlib.import_module(f"configs.{name}").get_config(variant)
 
 
-def _cases():
-    for name in FILES:
-        yield name, "supervised"
-        try:
-            _config(name, "semi")
-        except ValueError:
-            continue
-        yield name, "semi"
+def _variants(name):
+    """The variants of a configuration, as its error message lists them."""
+    try:
+        _config(name, "?")
+    except ValueError as error:
+        return re.findall(r"'(\w+)'", str(error))
+    raise AssertionError(name)
 
 
-CASES = [pytest.param(*case, id=":".join(case)) for case in _cases()]
+def _cases(variants):
+    return [
+        pytest.param(name, variant, id=f"{name}:{variant}")
+        for name in FILES
+        for variant in variants(name)
+    ]
+
+
+ALL = _cases(_variants)
+CASES = _cases(lambda name: [v for v in ("supervised", "semi") if v in _variants(name)])
 
 
 @pytest.fixture
@@ -80,7 +89,7 @@ def _programs_in_common(tmp_path_factory):
 # --- Keys ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "variant"), CASES)
+@pytest.mark.parametrize(("name", "variant"), ALL)
 def test_a_config_has_the_keys_and_types_of_the_default(name, variant):
     expected, config = default.get_config(), _config(name, variant)
     assert {key: type(value) for key, value in config.items()} == {
@@ -91,7 +100,7 @@ def test_a_config_has_the_keys_and_types_of_the_default(name, variant):
     training._validate(config)
 
 
-@pytest.mark.parametrize(("name", "variant"), CASES)
+@pytest.mark.parametrize(("name", "variant"), ALL)
 def test_a_config_is_the_same_after_json(name, variant):
     config = _config(name, variant)
     again = ConfigDict(json.loads(config.to_json()))
@@ -107,14 +116,67 @@ def test_a_config_opens_with_its_command(name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_unknown_variant_is_refused(name):
-    with pytest.raises(ValueError, match="variant='quarter' must be \"supervised\""):
+def test_an_unknown_variant_is_refused_and_the_known_ones_are_listed(name):
+    with pytest.raises(ValueError, match=r"variant='quarter' must be one of \['as_pri"):
         _config(name, "quarter")
 
 
-def test_cifar100_has_no_semi_supervised_variant():
-    with pytest.raises(ValueError, match=r"variant='semi' .* the paper has no other"):
-        _config("cifar100", "semi")
+def test_the_variants_are_the_baselines_and_ablations_of_the_paper():
+    supervised = {
+        "supervised",
+        "ce",
+        "cgmmn",
+        "identity",
+        "pca",
+        "autoencoder",
+        "no_reconstruction",
+        "as_printed",
+    }
+    assert set(_variants("cifar100")) == supervised
+    ablations = supervised - {"supervised"} | {"no_confidence"}
+    semi = {"semi", *(f"semi_{name}" for name in ablations)}
+    assert set(_variants("svhn")) == supervised | semi
+    mlp = {"cgmmn_mlp", "semi_cgmmn_mlp"}
+    assert set(_variants("mnist")) == supervised | semi | mlp
+
+
+def _changes(name, variant, base):
+    """The keys in which a variant differs from another one."""
+    first, second = _config(name, base).to_dict(), _config(name, variant).to_dict()
+    changed = {key: value for key, value in second.items() if value != first[key]}
+    assert changed.pop("variant") == variant
+    return changed
+
+
+@pytest.mark.parametrize("base", ["supervised", "semi"])
+def test_a_variant_differs_in_what_its_name_says_and_in_nothing_else(base):
+    prefix = "semi_" if base == "semi" else ""
+    cgmmn = dict(
+        kernel_on="pixels",
+        pairing="shared",
+        bandwidths=(1.0, 9.0, 20.0, 40.0, 80.0),
+        kernel_reduction="sum",
+        label_kernel="gaussian",
+        ridge=1e-3,
+        reconstruction_weight=0.0,
+    )
+    for name in ("mnist", "digits", "fashion_mnist", "own_images", "cifar10", "svhn"):
+        expected = {
+            "ce": dict(objective="cross_entropy"),
+            "cgmmn": cgmmn,
+            "identity": dict(kernel_on="pixels"),
+            "pca": dict(kernel_on="pca"),
+            "autoencoder": dict(kernel_on="autoencoder"),
+            "no_reconstruction": dict(reconstruction_weight=0.0),
+            "as_printed": dict(warmup_steps=0, clip_norm=0.0, ridge=1e-3)
+            | (dict(flip=True) if name == "svhn" else {}),
+        }
+        if base == "semi":
+            expected["no_confidence"] = dict(confidence_weight=0.0)
+        if name not in ("cifar10", "svhn"):
+            expected["cgmmn_mlp"] = dict(cgmmn, network="mlp")
+        for variant, changes in expected.items():
+            assert _changes(name, prefix + variant, base) == changes
 
 
 # --- The paper's settings -----------------------------------------------------

@@ -45,26 +45,22 @@ def test_confidence_of_extreme_scores_is_finite_with_its_gradient():
 @pytest.fixture
 def batch():
     rng = np.random.default_rng(0)
-    z = jnp.float32(rng.normal(size=(2, 12, 4)))
+    z, logits = rng.normal(size=(2, 12, 4)), rng.normal(size=(2, 12, 3))
     y = jax.nn.one_hot(rng.integers(0, 3, 12), 3)
-    return z[0], y, z[1], jnp.float32(rng.normal(size=(12, 3)))
+    arrays = (z[0], y, logits[0], z[1], logits[1], 7.0)
+    return objectives.Batch(*map(jnp.float32, arrays))
+
+
+WEIGHTS = dict(reconstruction_weight=0.1, confidence_weight=2.0)
+KLN = dict(kernel=gaussian_mixture((1, 3)), label_kernel=linear, ridge=0.2)
 
 
 def test_kln_objective_is_the_weighted_sum_of_its_terms(batch):
-    kernel = gaussian_mixture((1, 3))
-    loss, terms = objectives.kln_objective(
-        *batch,
-        jnp.float32(7.0),
-        kernel=kernel,
-        label_kernel=linear,
-        ridge=0.2,
-        reconstruction_weight=0.1,
-        confidence_weight=2.0,
-    )
-    z_s, y_s, z_t, logits_t = batch
+    loss, terms = objectives.kln_objective(batch, **KLN, **WEIGHTS)
+    z_s, y_s, _, z_t, logits_t, _ = batch
     p_t = jax.nn.softmax(logits_t)
     expected = {
-        "cmmd": cmmd(z_s, y_s, z_t, p_t, kernel=kernel, ridge=0.2),
+        "cmmd": cmmd(z_s, y_s, z_t, p_t, kernel=KLN["kernel"], ridge=0.2),
         "reconstruction": 7.0,
         "confidence": objectives.confidence(logits_t),
     }
@@ -77,17 +73,38 @@ def test_kln_objective_is_the_weighted_sum_of_its_terms(batch):
     )
 
 
-def test_a_term_without_weight_cannot_spoil_the_loss(batch):
-    loss, terms = objectives.kln_objective(
-        *batch,
-        jnp.float32(jnp.nan),
-        kernel=gaussian_mixture(),
-        label_kernel=linear,
-        ridge=0.1,
-        reconstruction_weight=0.0,
-        confidence_weight=0.0,
+def test_cross_entropy_objective_has_the_labelled_batch_in_the_place_of_cmmd(batch):
+    loss, terms = objectives.cross_entropy_objective(batch, **WEIGHTS)
+    p_s = np.exp(np.float64(batch.logits_s))
+    p_s /= p_s.sum(axis=1, keepdims=True)
+    expected = {
+        "cross_entropy": -np.log((p_s * batch.y_s).sum(axis=1)).mean(),
+        "reconstruction": 7.0,
+        "confidence": objectives.confidence(batch.logits_t),
+    }
+    assert terms.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(terms[name], value, rtol=1e-6)
+    np.testing.assert_allclose(
+        loss, terms["cross_entropy"] + 0.7 + 2 * terms["confidence"], rtol=1e-6
     )
-    np.testing.assert_allclose(loss, terms["cmmd"])
+
+
+def test_reconstruction_objective_is_the_reconstruction_alone(batch):
+    loss, terms = objectives.reconstruction_objective(batch)
+    assert (loss, terms) == (7.0, {"reconstruction": 7.0})
+
+
+@pytest.mark.parametrize("name", ["cmmd", "cross_entropy"])
+def test_a_term_without_weight_cannot_spoil_the_loss(batch, name):
+    batch = batch._replace(reconstruction=jnp.float32(jnp.nan))
+    weights = dict(reconstruction_weight=0.0, confidence_weight=0.0)
+    loss, terms = (
+        objectives.kln_objective(batch, **KLN, **weights)
+        if name == "cmmd"
+        else objectives.cross_entropy_objective(batch, **weights)
+    )
+    np.testing.assert_allclose(loss, terms[name])
     assert np.isfinite(loss)
     assert np.isnan(terms["reconstruction"])
 

@@ -86,6 +86,7 @@ def _train(
             objectives.gram_diagnostics, kernel=KERNEL, ridge=0.1
         ),
         diagnose_every=STEPS,
+        shared_batch=shared_batch,
         **options,
     )
     over_devices = functools.partial(
@@ -175,13 +176,17 @@ def test_the_gradient_is_that_of_the_global_batch():
             train=True,
             mutable=["batch_stats"],
         )
-        value, _ = OBJECTIVE(
-            outputs.z[:BATCH],
-            jax.nn.one_hot(data.labels[rows_s], CLASSES),
-            outputs.z[BATCH:],
-            outputs.logits[BATCH:],
-            objectives.reconstruction_error(images, outputs.reconstruction),
+        batch = objectives.Batch(
+            features_s=outputs.z[:BATCH],
+            y_s=jax.nn.one_hot(data.labels[rows_s], CLASSES),
+            logits_s=outputs.logits[:BATCH],
+            features_t=outputs.z[BATCH:],
+            logits_t=outputs.logits[BATCH:],
+            reconstruction=objectives.reconstruction_error(
+                images, outputs.reconstruction
+            ),
         )
+        value, _ = OBJECTIVE(batch)
         return value, updated["batch_stats"]
 
     grad = jax.jit(jax.value_and_grad(loss, has_aux=True))
@@ -262,9 +267,9 @@ def _objective_that_fails():
     labels = data.labels[data.labelled[order].reshape(STEPS, BATCH)]
     counts = np.asarray((labels == 0).sum(axis=1))
 
-    def objective(z_s, y_s, z_t, logits_t, reconstruction):
-        loss, terms = OBJECTIVE(z_s, y_s, z_t, logits_t, reconstruction)
-        bad = jnp.sum(y_s[:, 0]).astype(jnp.int32) == counts[2]
+    def objective(batch):
+        loss, terms = OBJECTIVE(batch)
+        bad = jnp.sum(batch.y_s[:, 0]).astype(jnp.int32) == counts[2]
         return jnp.where(bad, jnp.nan, loss), terms
 
     return objective, np.flatnonzero(counts == counts[2])
@@ -322,17 +327,49 @@ def test_the_last_step_of_an_epoch_is_diagnosed():
         assert metrics[name][-1] > 0
 
 
-def test_shared_pairing_gives_t_the_images_of_s():
-    def objective(z_s, y_s, z_t, logits_t, reconstruction):
-        loss, terms = OBJECTIVE(z_s, y_s, z_t, logits_t, reconstruction)
-        return loss, {**terms, "apart": jnp.abs(z_s - z_t).max()}
+def _apart(batch):
+    loss, terms = OBJECTIVE(batch)
+    return loss, {**terms, "apart": jnp.abs(batch.features_s - batch.features_t).max()}
 
-    _, shared = _train(objective=objective, shared_batch=True)(
-        _state(), _data(), KEY, 1
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_shared_pairing_gives_t_the_images_of_s_augmented_alike(devices):
+    # This network also has dropout.
+    train = functools.partial(
+        _train, "conv_large", devices, objective=_apart, crop_padding=2, flip=True
     )
-    _, independent = _train(objective=objective)(_state(), _data(), KEY, 1)
+    state, data = _state("conv_large"), _data("conv_large")
+    _, shared = train(shared_batch=True)(state, data, KEY, 1)
+    _, independent = train()(state, data, KEY, 1)
     np.testing.assert_allclose(shared["apart"][0], 0.0, atol=1e-5)
     assert independent["apart"][0] > 0.1
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_with_a_fixed_embedding_the_kernel_does_not_depend_on_parameters(devices):
+    def embed(scale, images):
+        return scale * images.reshape(len(images), -1)
+
+    def objective(batch):
+        loss, terms = OBJECTIVE(batch)
+        features = {"s": batch.features_s, "t": batch.features_t}
+        return loss, {**terms, **features}
+
+    data = _data()._replace(embedding=jnp.float32(0.5))
+    state, train = _state(), _train(devices=devices, objective=objective, embed=embed)
+    other = state.replace(params=jax.tree.map(lambda leaf: 1.1 * leaf, state.params))
+    features = []
+    for start in (state, other):
+        _, metrics = train(start, data, KEY, 1)
+        features.append((metrics["s"][0], metrics["t"][0]))
+        # The classifier learns from it all the same, and so does the autoencoder.
+        for part in ("encoder", "decoder", "classifier"):
+            assert metrics[f"gradient_norm_{part}"][0] > 0
+    chex.assert_trees_all_equal(*features)
+    _, _, _, rows_s, rows_t = _first_step()
+    for found, rows in zip(features[0], (rows_s, rows_t), strict=True):
+        pixels = 0.5 * np.float32(data.images[rows]).reshape(BATCH, -1) / 255
+        np.testing.assert_allclose(found, pixels, rtol=1e-6)
 
 
 @pytest.mark.parametrize("devices", [1, 8])

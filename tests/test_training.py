@@ -177,6 +177,60 @@ def test_a_run_that_stops_while_it_evaluates_goes_on_with_that(
     _assert_same_run(tmp_path, again, workdir, result)
 
 
+@pytest.mark.parametrize(
+    ("variant", "terms"),
+    [
+        ("ce", {"cross_entropy", "reconstruction", "confidence"}),
+        ("cgmmn", {"cmmd", "reconstruction", "confidence"}),
+        ("pca", {"cmmd", "reconstruction", "confidence"}),
+    ],
+)
+def test_the_baselines_train_by_the_same_loop(variant, terms, tmp_path):
+    config = _config(variant, num_epochs=1)
+    result = training.train_and_evaluate(config, str(tmp_path))
+    assert result["variant"] == variant
+    assert result["test_error_percent"] < 85
+    (line,) = metrics.read_metrics(tmp_path)
+    every = {"cmmd", "cross_entropy", "reconstruction", "confidence"}
+    assert line.keys() & every == terms
+    # Of CGMMN the five kernels are summed, and the images lie far apart.
+    low, high = {"ce": (0.1, 1), "cgmmn": (1e-2, 5), "pca": (1e-3, 0.5)}[variant]
+    assert low < line["kernel_same"] < high
+    assert training.load_run(tmp_path).config.variant == variant
+
+
+def test_a_kernel_on_an_autoencoder_trains_that_first_and_goes_on_from_there(
+    tmp_path, caplog
+):
+    config = _config("autoencoder", num_epochs=1)
+    interruption = Interruption()
+
+    def stop(*_):
+        interruption.received = signal.SIGTERM
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training._Progress, "advance", _after("advance", stop))
+        patch.setattr(training, "_SECONDS_A_CALL", 1e-9)
+        with pytest.raises(Interrupted, match="the state after step 1 is saved"):
+            training.train_and_evaluate(
+                config, str(tmp_path), interruption=interruption
+            )
+    alone = tmp_path / "autoencoder"
+    assert [path.name for path in (alone / "checkpoints").iterdir()] == ["1"]
+    assert not (tmp_path / "checkpoints").exists()
+    with caplog.at_level(logging.INFO):
+        result = training.train_and_evaluate(config, str(tmp_path))
+    assert "continuing after step 1" in caplog.text
+    (line,) = metrics.read_metrics(alone)
+    assert "cmmd" not in line
+    assert line["loss"] == line["reconstruction"]
+    # It is not trained on.
+    before = (alone / "metrics.jsonl").read_bytes()
+    whole = training.train_and_evaluate(config, str(tmp_path / "whole"))
+    _assert_same_run(tmp_path, result, tmp_path / "whole", whole)
+    assert (alone / "metrics.jsonl").read_bytes() == before
+
+
 def test_a_signal_may_end_it_while_anything_is_compiled(tmp_path, monkeypatch):
     first_calls = {}
 
