@@ -1,37 +1,113 @@
-"""Command line: python -m kln_jax.analysis {figures, view} WORKDIR."""
+"""Command line: python -m kln_jax.analysis {run, report, figures, view}."""
 
 import argparse
+import logging
 import pathlib
 import sys
 
 from kln_jax import training
-from kln_jax.analysis import figures, view
+from kln_jax.analysis import figures, report, runs, view
+from kln_jax.analysis.suites import SUITES
 from kln_jax.checkpoint import CheckpointError
+from kln_jax.interruption import EXIT_CODE, Interrupted, Interruption
 
 
 def main() -> None:
-    """Writes what a run learned into its working directory."""
+    """Runs a command; an error of the user's ends it in one line."""
+    arguments = _parser().parse_args()
+    logging.getLogger("kln_jax").addHandler(logging.StreamHandler())
+    try:
+        arguments.function(arguments)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(EXIT_CODE)
+    except (ValueError, OSError, CheckpointError) as error:
+        sys.exit(f"kln_jax.analysis: error: {error}")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kln_jax.analysis")
     commands = parser.add_subparsers(required=True)
+
+    command = commands.add_parser(
+        "run",
+        help="make the runs of a table or figure, or go on with them",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n".join(f"{name:16}{suite.title}" for name, suite in SUITES.items()),
+    )
+    command.add_argument("suite", choices=SUITES, metavar="SUITE", help="see below")
+    command.add_argument(
+        "--out", type=pathlib.Path, required=True, help="where all runs lie"
+    )
+    command.add_argument("--data_dir", default="", help="where prepared data sets lie")
+    command.add_argument(
+        "--datasets", nargs="+", default=(), help="configurations, not the suite's"
+    )
+    command.add_argument("--methods", nargs="+", default=(), help="some rows alone")
+    command.add_argument("--seeds", type=_positive, help="how many, not the suite's")
+    command.add_argument(
+        "--epochs",
+        type=_positive,
+        help="how many; milestones move in proportion, and the report says so",
+    )
+    command.add_argument(
+        "--allow_partial_data",
+        action="store_true",
+        help="take data sets of other sizes; the report says so",
+    )
+    command.set_defaults(function=_run)
+
+    command = commands.add_parser("report", help="write the tables and figures of runs")
+    command.add_argument("out", type=pathlib.Path, help="where all runs lie")
+    command.set_defaults(function=_report)
+
     for name, function, text in (
         ("figures", _figures, "draw what a run learned: overview.png"),
-        ("view", view.write, "show a run on one page: view.html"),
+        ("view", _view, "show a run on one page: view.html"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("workdir", type=pathlib.Path, help="its working directory")
         command.set_defaults(function=function)
-    arguments = parser.parse_args()
-    try:
-        path = arguments.function(arguments.workdir)
-    except (ValueError, OSError, CheckpointError) as error:
-        sys.exit(f"kln_jax.analysis: error: {error}")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    with Interruption() as stop:
+        lines = runs.make(
+            SUITES[arguments.suite],
+            arguments.out,
+            data_dir=arguments.data_dir,
+            config_names=arguments.datasets,
+            methods=arguments.methods,
+            seeds=arguments.seeds,
+            epochs=arguments.epochs,
+            allow_partial_data=arguments.allow_partial_data,
+            interruption=stop,
+        )
+        for line in lines:
+            print(line, flush=True)
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    for path in report.write(arguments.out):
+        print(f"Wrote {path}.")
+
+
+def _figures(arguments: argparse.Namespace) -> None:
+    path = arguments.workdir / "overview.png"
+    figures.overview(training.load_run(arguments.workdir)).savefig(path)
     print(f"Wrote {path}.")
 
 
-def _figures(workdir: pathlib.Path) -> pathlib.Path:
-    path = workdir / "overview.png"
-    figures.overview(training.load_run(workdir)).savefig(path)
-    return path
+def _view(arguments: argparse.Namespace) -> None:
+    print(f"Wrote {view.write(arguments.workdir)}.")
 
 
 if __name__ == "__main__":

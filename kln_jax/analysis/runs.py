@@ -1,0 +1,245 @@
+"""Makes the runs of a suite, and reads what runs there are."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pathlib
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from kln_jax import metrics, training
+from kln_jax.analysis.suites import Entry, Suite
+from kln_jax.interruption import Interruption
+
+# Keys that do not make another experiment.
+_NOT_OF_EXPERIMENT = {
+    *training.WHEREABOUTS,
+    "seed",
+    "split_seed",
+    "num_epochs",
+    "lr_milestones",
+    "allow_partial_data",
+    "variant",
+}
+
+
+class Record(NamedTuple):
+    """What is known of a run.
+
+    Attributes:
+      directory: Its working directory.
+      config_name: Name of its configuration, such as ``"svhn"``.
+      variant: Its variant.
+      changes: Keys in which it differs from that, with their values.
+      seed: Its seed.
+      epochs: Epochs it was to make.
+      all_epochs: Epochs of the configuration.
+      partial_data: Whether its data set was a part of the real one.
+      error: Test error after the last epoch, in percent; None if it diverged.
+      late_error: Median of the test errors after the last ten epochs.
+      epoch_seconds: Median seconds of an epoch, without the first, which compiles.
+      device: What it ran on.
+    """
+
+    directory: pathlib.Path
+    config_name: str
+    variant: str
+    changes: tuple[tuple[str, Any], ...]
+    seed: int
+    epochs: int
+    all_epochs: int
+    partial_data: bool
+    error: float | None
+    late_error: float | None
+    epoch_seconds: float | None
+    device: str
+
+
+def configuration(name: str, variant: str) -> ConfigDict:
+    """Returns a configuration of ``configs/``.
+
+    Args:
+      name: Its file, without ``.py``.
+      variant: Its variant.
+
+    Raises:
+      ValueError: If there is none.
+    """
+    try:
+        module = importlib.import_module(f"configs.{name}")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"there is no configs/{name}.py here. Start from the root of a checkout of "
+            "kln_jax, with one of its configurations."
+        ) from error
+    config: ConfigDict = module.get_config(variant)
+    return config
+
+
+def make(
+    suite: Suite,
+    out: pathlib.Path,
+    *,
+    data_dir: str = "",
+    config_names: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    seeds: int | None = None,
+    epochs: int | None = None,
+    allow_partial_data: bool = False,
+    interruption: Interruption | None = None,
+) -> Iterator[str]:
+    """Makes the runs of a suite that are not finished, one after the other.
+
+    Each has its own directory, ``OUT/CONFIG/METHOD/SEED``; suites share runs. A run
+    that was interrupted goes on; one that diverged is not tried again. Checkpoints are
+    kept of the first seed only, for the figures.
+
+    Args:
+      suite: The suite.
+      out: Where the runs lie.
+      data_dir: Where prepared data sets lie.
+      config_names: Configurations instead of the suite's.
+      methods: Names of the methods, if not all.
+      seeds: Number of seeds instead of the suite's.
+      epochs: Epochs, if not all; milestones move in proportion.
+      allow_partial_data: Whether data sets may be of other than the known sizes.
+      interruption: Signals to listen to.
+
+    Yields:
+      A line for each run, as it ends.
+
+    Raises:
+      ValueError: If there is no such method, configuration or data set.
+    """
+    wanted = [entry for entry in suite.entries if entry.variant]
+    names = [entry.name for entry in wanted]
+    if unknown := set(methods) - set(names):
+        raise ValueError(f"methods {sorted(unknown)} must be among {names}.")
+    for seed in range(seeds or suite.seeds):
+        for name in config_names or suite.datasets:
+            for entry in wanted:
+                if methods and entry.name not in methods:
+                    continue
+                config = _run_configuration(name, entry, seed, epochs)
+                config.data_dir = data_dir
+                config.allow_partial_data |= allow_partial_data
+                directory = out / name / _slug(entry) / str(seed)
+                yield _make(config, directory, interruption, keep=seed == 0)
+
+
+def _run_configuration(
+    name: str, entry: Entry, seed: int, epochs: int | None
+) -> ConfigDict:
+    config = configuration(name, entry.variant)
+    config.update(dict(entry.changes))
+    config.update(seed=seed, split_seed=seed, keep_last=1)
+    if epochs and epochs != config.num_epochs:
+        config.lr_milestones = tuple(
+            round(milestone * epochs / config.num_epochs)
+            for milestone in config.lr_milestones
+        )
+        config.num_epochs = epochs
+    return config
+
+
+def _make(
+    config: ConfigDict,
+    directory: pathlib.Path,
+    interruption: Interruption | None,
+    *,
+    keep: bool,
+) -> str:
+    failure = directory / "diverged.json"
+    if failure.exists():
+        return f"{directory}: diverged, {json.loads(failure.read_text())}"
+    try:
+        result = training.train_and_evaluate(
+            config, str(directory), interruption=interruption
+        )
+    except training.DivergenceError as error:
+        metrics.write_json(failure, str(error))
+        return f"{directory}: diverged, {error}"
+    if not keep:
+        shutil.rmtree(directory / "checkpoints", ignore_errors=True)
+        shutil.rmtree(directory / "autoencoder", ignore_errors=True)
+    return f"{directory}: test error {result['test_error_percent']:.2f} %"
+
+
+def _slug(entry: Entry) -> str:
+    changes = (f"{key}={value:g}" for key, value in entry.changes)
+    return ",".join([entry.variant, *changes])
+
+
+def read(out: pathlib.Path) -> list[Record]:
+    """Reads all runs below a directory that are finished or diverged.
+
+    Raises:
+      ValueError: If there is none.
+    """
+    ended = (
+        path.parent
+        for name in ("result.json", "diverged.json")
+        for path in out.rglob(name)
+    )
+    records = [_record(directory) for directory in sorted(ended)]
+    if not records:
+        raise ValueError(f"{out} holds no run that is finished.")
+    return records
+
+
+def _record(directory: pathlib.Path) -> Record:
+    config = json.loads((directory / "config.json").read_text())
+    name = _config_name(config["dataset"])
+    base = json.loads(configuration(name, config["variant"]).to_json())
+    changes = {
+        key: value
+        for key, value in config.items()
+        if key not in _NOT_OF_EXPERIMENT and value != base.get(key)
+    }
+    result_path = directory / "result.json"
+    result = json.loads(result_path.read_text()) if result_path.exists() else {}
+    lines = metrics.read_metrics(directory)
+    errors = [line["test_error_percent"] for line in lines]
+    return Record(
+        directory=directory,
+        config_name=name,
+        variant=config["variant"],
+        changes=tuple(sorted(changes.items())),
+        seed=config["seed"],
+        epochs=config["num_epochs"],
+        all_epochs=base["num_epochs"],
+        partial_data=result.get("partial_data", False),
+        error=result.get("test_error_percent"),
+        late_error=float(np.median(errors[-10:])) if result else None,
+        epoch_seconds=_epoch_seconds(lines) if result else None,
+        device=result.get("device", ""),
+    )
+
+
+def _config_name(dataset: str) -> str:
+    return {"svhn_cropped": "svhn"}.get(dataset, dataset)
+
+
+def _epoch_seconds(lines: Sequence[dict[str, Any]]) -> float | None:
+    times = np.diff([line["wall_seconds"] for line in lines])
+    return float(np.median(times)) if times.size else None
+
+
+def matching(records: Iterable[Record], config_name: str, entry: Entry) -> list[Record]:
+    """Returns the runs of a method on a data set, of any seed and length."""
+    changes = tuple(sorted(entry.changes))
+    # A sweep's value may be the default, which then is no change.
+    config = configuration(config_name, entry.variant)
+    changes = tuple((key, value) for key, value in changes if config[key] != value)
+    return [
+        record
+        for record in records
+        if record.config_name == config_name
+        and record.variant == entry.variant
+        and record.changes == changes
+    ]

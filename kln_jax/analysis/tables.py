@@ -1,0 +1,177 @@
+"""The paper's tables beside ours, as Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kln_jax.analysis import runs
+from kln_jax.analysis.runs import Record
+from kln_jax.analysis.suites import Entry, Suite, Value
+
+HEADER = (
+    "data",
+    "method",
+    "paper",
+    "ours",
+    "ours - paper",
+    "last ten epochs",
+    "runs",
+    "epochs",
+    "remarks",
+)
+
+
+def _error(record: Record) -> float | None:
+    return record.error
+
+
+def _late_error(record: Record) -> float | None:
+    return record.late_error
+
+
+class Quantity(NamedTuple):
+    """What the numbers of a table are.
+
+    Attributes:
+      text: Its name and unit.
+      last: From a record to its number after the last epoch, None if it has none.
+      late: To that of the last ten epochs.
+    """
+
+    text: str
+    last: Callable[[Record], float | None]
+    late: Callable[[Record], float | None]
+
+
+QUANTITIES = {
+    "error": Quantity("test error, %", _error, _late_error),
+    "accuracy": Quantity(
+        "test accuracy, %",
+        lambda record: None if record.error is None else 100.0 - record.error,
+        lambda record: None if record.late_error is None else 100.0 - record.late_error,
+    ),
+    "seconds": Quantity(
+        "seconds an epoch", lambda record: record.epoch_seconds, lambda record: None
+    ),
+}
+
+
+def rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, str]]:
+    """Returns the rows of a suite's table, of the keys of `HEADER`.
+
+    A row has the runs of one method on one data set of one length. Runs of fewer
+    epochs, or on a part of the data, say so, and have no difference to the paper.
+    Data sets that are not of the suite have rows for what was measured.
+
+    Args:
+      suite: The suite.
+      records: Runs, of any suite.
+    """
+    found = []
+    others = () if suite.is_of_one_set else (r.config_name for r in records)
+    for name in dict.fromkeys((*suite.datasets, *others)):
+        for entry in suite.entries:
+            paper = suite.paper.get((entry.name, name), ())
+            if not entry.variant:
+                found += [_row(name, entry, paper)] if paper else []
+                continue
+            groups: dict[tuple[bool, int], list[Record]] = {}
+            for record in runs.matching(records, name, entry):
+                key = record.partial_data, -record.epochs
+                groups.setdefault(key, []).append(record)
+            found += [
+                _row(name, entry, paper)
+                | _ours(group, QUANTITIES[suite.quantity], paper)
+                for _, group in sorted(groups.items())
+            ]
+            if name in suite.datasets and not groups:
+                found.append(_row(name, entry, paper) | {"ours": "not measured"})
+    return found
+
+
+def _row(config_name: str, entry: Entry, paper: Value) -> dict[str, str]:
+    known = {"data": config_name, "method": entry.name, "paper": _shown(paper)}
+    return dict.fromkeys(HEADER, "") | known
+
+
+def _ours(
+    records: Sequence[Record], quantity: Quantity, paper: Value
+) -> dict[str, str]:
+    """Returns the cells of some runs that differ by their seeds."""
+    first, remarks = records[0], []
+    if first.partial_data:
+        remarks.append("part of the data")
+    if first.epochs < first.all_epochs:
+        remarks.append(f"{first.epochs} of {first.all_epochs} epochs")
+    last = _statistics(records, quantity.last)
+    comparable = paper and last and not remarks
+    if diverged := sum(record.error is None for record in records):
+        remarks.append(f"{diverged} diverged")
+    remarks += sorted({record.device for record in records} - {""})
+    return {
+        "ours": _shown(last),
+        "ours - paper": f"{last[0] - paper[0]:+.2f}" if comparable else "",
+        "last ten epochs": _shown(_statistics(records, quantity.late)),
+        "runs": str(len(records)),
+        "epochs": str(first.epochs),
+        "remarks": "; ".join(remarks),
+    }
+
+
+def _statistics(
+    records: Sequence[Record], of: Callable[[Record], float | None]
+) -> Value:
+    """Returns the mean, and the standard deviation if there are several values."""
+    values = [value for record in records if (value := of(record)) is not None]
+    if len(values) > 1:
+        return float(np.mean(values)), float(np.std(values, ddof=1))
+    return tuple(values)
+
+
+def _shown(value: Value) -> str:
+    return " ± ".join(f"{number:.2f}" for number in value)
+
+
+def markdown(table: Sequence[Mapping[str, str]]) -> str:
+    """Returns rows as a Markdown table."""
+    header = list(HEADER)
+    lines = [header, ["---"] * len(header)]
+    lines += [[row[name] for name in header] for row in table]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def latex(found: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
+    """Returns the rows of suites as LaTeX tables; they need the package booktabs."""
+    special = str.maketrans(
+        {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "±": r"$\pm$"}
+    )
+    parts = []
+    for name, table in found.items():
+        cells = ([row[key].translate(special) for key in HEADER] for row in table)
+        lines = [
+            f"% {name}",
+            rf"\begin{{tabular}}{{ll{'r' * (len(HEADER) - 3)}l}}",
+            r"\toprule",
+            rf"{' & '.join(HEADER)} \\",
+            r"\midrule",
+            *(rf"{' & '.join(row)} \\" for row in cells),
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+        parts.append("".join(f"{line}\n" for line in lines))
+    return "\n".join(parts)
+
+
+def comma_separated(found: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
+    """Returns the rows of suites as CSV, with a header."""
+    content = io.StringIO()
+    writer = csv.DictWriter(content, ("suite", *HEADER), lineterminator="\n")
+    writer.writeheader()
+    for name, table in found.items():
+        writer.writerows({"suite": name, **row} for row in table)
+    return content.getvalue()
