@@ -41,7 +41,7 @@ from kln_jax.kernels import matmul
 
 LEVEL = 0.05
 RESAMPLES = 199
-SHIFTS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
+SHIFTS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 KERNEL = gaussian_mixture((1, 3, 5, 7, 9))
 
 
@@ -303,7 +303,7 @@ def figure(
     import matplotlib.pyplot as plt
 
     fig, (left, right) = plt.subplots(
-        1, 2, figsize=(11, 4.6), width_ratios=(3, 2), layout="constrained"
+        1, 2, figsize=(11, 5), width_ratios=(3, 2), layout="constrained"
     )
     styles = {"cmmd_test": "o", "known": "D", "ecmmd": "s", "exchange": "x"}
     rows = np.arange(len(levels))
@@ -334,7 +334,13 @@ def figure(
             )
     right.axhline(LEVEL, color="0.5", linewidth=0.8)
     right.set(xlabel="shift of P(Y|X)", ylabel="rejection rate", ylim=(0, 1.02))
-    right.legend(fontsize=7)
+    right.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.45, -0.14),
+        ncols=2,
+        fontsize=7,
+        frameon=False,
+    )
     fig.savefig(path, dpi=110)
 
 
