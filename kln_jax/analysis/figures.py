@@ -1,9 +1,9 @@
-"""Figures of the paper's kind, from a run's working directory."""
+"""Figures of the paper's kind, of one run or of several."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,9 +12,12 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+from sklearn.manifold import TSNE
 
 from kln_jax import augment, steps
-from kln_jax.kernels import gaussian_mixture
+from kln_jax.cmmd import weight_matrix
+from kln_jax.kernels import Kernel, gaussian_mixture
 from kln_jax.networks import Outputs
 from kln_jax.training import Run
 
@@ -41,28 +44,185 @@ def overview(run: Run, *, num_images: int = 300) -> Figure:
       A figure with two histograms of kernel values, of pairs of the same and of
       different classes, and with images above their reconstructions.
     """
-    images, labels = (
-        run.data.eval_images[:num_images],
-        run.data.eval_labels[:num_images],
-    )
+    images, labels = _first(run, num_images)
     outputs = embed(run, images)
-    pixels = np.asarray(augment.to_unit(images)).reshape(len(images), -1)
-    config = run.config
-    kernel = gaussian_mixture(config.bandwidths, reduction=config.kernel_reduction)
+    kernel = _kernel(run)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 2.9), layout="constrained")
         axes = figure.subplot_mosaic(
             [["pixels", "z", "images"]], width_ratios=[1, 1, 1.25]
         )
-        for name, features in (("pixels", pixels), ("z", np.asarray(outputs.z))):
-            gram = np.asarray(kernel(features, features))
-            kernel_histogram(axes[name], gram, labels)
+        for name, features in (("pixels", _pixels(images)), ("z", outputs.z)):
+            kernel_histogram(axes[name], np.asarray(kernel(features, features)), labels)
         axes["pixels"].set_title("kernel on pixels")
         axes["z"].set_title("kernel on Z, learned")
         axes["z"].legend(frameon=False, loc="upper center")
         reconstructions(axes["images"], images, outputs.reconstruction, labels)
         axes["images"].set_title("test images, and from Z")
     return figure
+
+
+def histograms(run: Run, *, num_images: int = 1000) -> Figure:
+    """Shows the values of the kernel on pixels and on Z, with how far they overlap.
+
+    Args:
+      run: A run read back.
+      num_images: How many evaluation images, the first.
+    """
+    images, labels = _first(run, num_images)
+    kernel = _kernel(run)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 2.8), layout="constrained")
+        for axes, (name, features) in zip(
+            figure.subplots(1, 2),
+            (("raw pixels", _pixels(images)), ("Z", embed(run, images).z)),
+            strict=True,
+        ):
+            gram = np.asarray(kernel(features, features))
+            kernel_histogram(axes, gram, labels)
+            overlap, auc = separation(*pair_values(gram, labels))
+            axes.set_title(f"kernel on {name}: overlap {overlap:.2f}, AUC {auc:.3f}")
+        axes.legend(frameon=False, loc="upper center")
+    return figure
+
+
+def heatmaps(run: Run, *, num_images: int = 100) -> Figure:
+    """Shows the weight matrix H of images of all classes, and of one class alone.
+
+    Args:
+      run: A run read back.
+      num_images: How many evaluation images each, sorted by class.
+    """
+    images, labels = run.data.eval_images, run.data.eval_labels
+    mixed = np.arange(min(num_images, len(labels)))
+    mixed = mixed[np.argsort(labels[mixed], kind="stable")]
+    single = np.flatnonzero(labels == labels[0])[:num_images]
+    kernel = _kernel(run)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.6, 5.6), layout="constrained")
+        for column, (rows, which) in zip(
+            figure.subplots(2, 2).T,
+            ((mixed, "all classes, sorted"), (single, "one class")),
+            strict=True,
+        ):
+            x, z = _pixels(images[rows]), embed(run, images[rows]).z
+            for axes, features, name in zip(
+                column, (x, z), ("raw pixels", "Z"), strict=True
+            ):
+                gram = kernel(features, features)
+                H = np.asarray(weight_matrix(gram, ridge=run.config.ridge))
+                # The diagonal outshines the rest.
+                bound = np.quantile(np.abs(H - np.diag(np.diag(H))), 0.99)
+                image = axes.imshow(H, cmap="RdBu_r", vmin=-bound, vmax=bound)
+                axes.set_title(f"H on {name}, {which}")
+                figure.colorbar(image, ax=axes, shrink=0.8)
+    return figure
+
+
+def reconstruction_grid(run: Run, *, num_images: int = 300) -> Figure:
+    """Shows a test image of each class, and below it what comes back from its Z.
+
+    Args:
+      run: A run read back.
+      num_images: How many evaluation images they are taken from, the first.
+    """
+    images, labels = _first(run, num_images)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(4.2, 3.2), layout="constrained")
+        axes = figure.subplots()
+        reconstructions(axes, images, embed(run, images).reconstruction, labels)
+        axes.set_title("test images, and from Z")
+    return figure
+
+
+def latent_map(run: Run, *, num_images: int = 1000) -> Figure:
+    """Shows Z in two dimensions, by t-SNE, in the colours of the classes.
+
+    Args:
+      run: A run read back.
+      num_images: How many evaluation images, the first.
+    """
+    images, labels = _first(run, num_images)
+    z = np.asarray(embed(run, images).z)
+    points = TSNE(random_state=0).fit_transform(z)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(4.6, 3.8), layout="constrained")
+        axes = figure.subplots()
+        for label, name in enumerate(run.data.class_names):
+            chosen = points[labels == label]
+            axes.scatter(
+                chosen[:, 0], chosen[:, 1], s=8, color=f"C{label % 10}", label=name
+            )
+        axes.set(xticks=[], yticks=[], title="Z of test images, t-SNE")
+        if len(run.data.class_names) <= 10:
+            axes.legend(
+                frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), markerscale=2
+            )
+    return figure
+
+
+def curves(errors: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figure:
+    """Shows test errors by epoch: means over seeds, and from the least to the largest.
+
+    Args:
+      errors: Of each method its runs: errors in percent after each epoch.
+      title: What is shown.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+        axes = figure.subplots()
+        for name, runs in errors.items():
+            stack = np.stack(runs)
+            epochs = np.arange(1, stack.shape[1] + 1)
+            (line,) = axes.plot(epochs, stack.mean(axis=0), label=name)
+            axes.fill_between(
+                epochs,
+                stack.min(axis=0),
+                stack.max(axis=0),
+                color=line.get_color(),
+                alpha=0.15,
+                linewidth=0,
+            )
+        axes.set(yscale="log", xlabel="epoch", ylabel="test error, %", title=title)
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def sweep(values: Mapping[str, Sequence[float]], title: str) -> Figure:
+    """Shows test errors against the values of a key, with their standard deviation.
+
+    Args:
+      values: Of each value of the key the errors of its runs in percent.
+      title: What is shown.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(4.2, 3.0), layout="constrained")
+        axes = figure.subplots()
+        means = [float(np.mean(errors)) for errors in values.values()]
+        spreads = [
+            float(np.std(errors, ddof=min(1, len(errors) - 1)))
+            for errors in values.values()
+        ]
+        # One step a value: they are in equal ratios, but for zero.
+        axes.errorbar(range(len(values)), means, spreads, marker="o", capsize=3)
+        axes.set_xticks(range(len(values)), list(values))
+        axes.set(ylabel="test error, %", title=title, ylim=(0, None))
+    return figure
+
+
+def _first(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:
+    return run.data.eval_images[:count], run.data.eval_labels[:count]
+
+
+def _pixels(images: np.ndarray) -> jax.Array:
+    return augment.to_unit(images).reshape(len(images), -1)
+
+
+def _kernel(run: Run) -> Kernel:
+    return gaussian_mixture(
+        run.config.bandwidths, reduction=run.config.kernel_reduction
+    )
 
 
 def embed(run: Run, images: np.ndarray) -> Outputs:
@@ -80,7 +240,7 @@ def kernel_histogram(axes: Axes, gram: np.ndarray, labels: np.ndarray) -> None:
       labels: Class numbers, shape ``(n,)``.
     """
     same, different = pair_values(gram, labels)
-    bins = np.linspace(0.0, max(1.0, same.max(), different.max()), 41).tolist()
+    bins = _bins(same, different)
     for values, colour, name in (
         (same, SAME, "same class"),
         (different, DIFFERENT, "different classes"),
@@ -109,6 +269,37 @@ def pair_values(gram: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nd
     rows, columns = np.triu_indices(len(labels), k=1)
     values, same = gram[rows, columns], labels[rows] == labels[columns]
     return values[same], values[~same]
+
+
+def separation(same: np.ndarray, different: np.ndarray) -> tuple[float, float]:
+    """How well kernel values tell pairs of the same class from others.
+
+    Args:
+      same: Values of pairs of the same class.
+      different: Values of pairs of different classes.
+
+    Returns:
+      The area that their histograms of 40 bins share, and the AUC: the probability
+      that one of the first is larger than one of the second, ties counted half.
+
+    Examples:
+      >>> separation(np.array([0.2, 0.6]), np.array([0.2, 0.4]))
+      (0.5, 0.625)
+    """
+    bins = _bins(same, different)
+    shares = [
+        np.histogram(values, bins)[0] / values.size for values in (same, different)
+    ]
+    smaller = np.sort(different)
+    below = np.searchsorted(smaller, same, side="left")
+    not_above = np.searchsorted(smaller, same, side="right")
+    auc = (below + not_above).mean() / (2 * len(smaller))
+    return float(np.minimum(*shares).sum()), float(auc)
+
+
+def _bins(*values: np.ndarray) -> list[float]:
+    largest = max(1.0, *(float(array.max()) for array in values))
+    return list(np.linspace(0.0, largest, 41).tolist())
 
 
 def reconstructions(

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from kln_jax.analysis import runs, tables
-from kln_jax.analysis.suites import SUITES
+from matplotlib.figure import Figure
+
+from kln_jax import metrics, training
+from kln_jax.analysis import figures, runs, tables
+from kln_jax.analysis.runs import Record
+from kln_jax.analysis.suites import KLN, SUITES, Suite
+
+_SWEEPS = ("beta", "beta1", "beta2")
+_OF_A_RUN = {
+    "histograms": figures.histograms,
+    "heatmaps": figures.heatmaps,
+    "reconstructions": figures.reconstruction_grid,
+    "map": figures.latent_map,
+}
 
 
 def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Writes ``report.md``, ``report.csv`` and ``report.tex``.
+    """Writes ``report.md``, ``report.csv``, ``report.tex`` and ``figures/``.
 
     Args:
       out: Where all runs lie.
@@ -23,8 +35,15 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     """
     records = runs.read(out)
     found = {name: tables.rows(suite, records) for name, suite in SUITES.items()}
+    pictures = []
+    (out / "figures").mkdir(exist_ok=True)
+    for name, figure in _figures(records):
+        path = out / "figures" / f"{name}.png"
+        figure.savefig(path)
+        pictures.append(path.relative_to(out))
+        yield path
     for suffix, text in (
-        ("md", _markdown(found)),
+        ("md", _markdown(found, pictures)),
         ("csv", tables.comma_separated(found)),
         ("tex", tables.latex(found)),
     ):
@@ -33,7 +52,9 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
         yield path
 
 
-def _markdown(found: dict[str, list[dict[str, str]]]) -> str:
+def _markdown(
+    found: dict[str, list[dict[str, str]]], pictures: Sequence[pathlib.Path]
+) -> str:
     sections = [
         "# Runs, and the paper's tables\n\n"
         "Mean ± standard deviation over seeds. *Last ten epochs* has the median of the "
@@ -48,4 +69,60 @@ def _markdown(found: dict[str, list[dict[str, str]]]) -> str:
             f"`python -m kln_jax.analysis run {name} --out=DIR`; "
             f"{tables.QUANTITIES[suite.quantity].text}.\n\n{tables.markdown(table)}"
         )
+    sections.append("## Figures\n")
+    sections += [f"![{path.stem}]({path})\n" for path in pictures]
     return "\n".join(sections)
+
+
+def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
+    """Yields figures by name, of what there are runs for."""
+    for config_name in sorted({record.config_name for record in records}):
+        for name, suite in SUITES.items():
+            if suite.is_of_one_set and config_name not in suite.datasets:
+                continue
+            groups = _groups(suite, records, config_name)
+            if len(groups) < 2 or suite.quantity != "error":
+                continue
+            title = f"{config_name}: {suite.title}"
+            yield (
+                f"{config_name}-{name}",
+                figures.sweep({k: _errors(v) for k, v in groups.items()}, title)
+                if name in _SWEEPS
+                else figures.curves({k: _curves(v) for k, v in groups.items()}, title),
+            )
+    for record in records:
+        is_kln = (record.variant, record.changes) == (KLN.variant, KLN.changes)
+        if is_kln and (record.directory / "checkpoints").exists():
+            run = training.load_run(record.directory)
+            for kind, of_run in _OF_A_RUN.items():
+                yield f"{record.config_name}-{kind}", of_run(run)
+
+
+def _groups(
+    suite: Suite, records: Sequence[Record], config_name: str
+) -> dict[str, list[Record]]:
+    """Returns the finished runs of each method, the longest ones."""
+    groups = {}
+    for entry in suite.entries:
+        if not entry.variant:
+            continue
+        of_entry = [
+            record
+            for record in runs.matching(records, config_name, entry)
+            if record.error is not None
+        ]
+        if of_entry:
+            most = max(record.epochs for record in of_entry)
+            groups[entry.name] = [r for r in of_entry if r.epochs == most]
+    return groups
+
+
+def _errors(records: Sequence[Record]) -> list[float]:
+    return [record.error for record in records if record.error is not None]
+
+
+def _curves(records: Sequence[Record]) -> list[list[float]]:
+    return [
+        [line["test_error_percent"] for line in metrics.read_metrics(record.directory)]
+        for record in records
+    ]

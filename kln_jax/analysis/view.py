@@ -471,7 +471,7 @@ def _kernel(look: Look) -> _Markup:
             "different classes": np.histogram(different, bins)[0] / different.size,
         }
         means = {"same class": same.mean(), "different classes": different.mean()}
-        overlap = np.minimum(*shares.values()).sum()
+        overlap, auc = figures.separation(same, different)
         charts.append(
             _figure(
                 f"Kernel {name}, % of pairs",
@@ -479,7 +479,7 @@ def _kernel(look: Look) -> _Markup:
                 _histogram_chart(f"Histograms of the kernel {name}", bins, shares),
             )
         )
-        values = (*means.values(), _auc(same, different), overlap)
+        values = (*means.values(), auc, overlap)
         table.append((name, *(f"{value:.3f}" for value in values)))
     return _html(
         """<p class="soft">Values of the kernel between {} {} images. AUC is the
@@ -491,19 +491,6 @@ first has the larger value; overlap is the area that the two histograms share.</
         charts,
         _table(("kernel", "mean, same", "mean, different", "AUC", "overlap"), table),
     )
-
-
-def _auc(larger: np.ndarray, smaller: np.ndarray) -> float:
-    """Returns P(a > b) + P(a = b) / 2 of a value of each set.
-
-    Examples:
-      >>> _auc(np.array([1.0, 3.0]), np.array([1.0, 2.0]))
-      0.625
-    """
-    smaller = np.sort(smaller)
-    below = np.searchsorted(smaller, larger, side="left")
-    not_above = np.searchsorted(smaller, larger, side="right")
-    return float((below + not_above).mean() / (2 * len(smaller)))
 
 
 def _configuration(config: Mapping[str, Any]) -> _Markup:

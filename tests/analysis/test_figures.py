@@ -53,6 +53,79 @@ def test_kernel_histogram_counts_each_pair_once():
     assert sorted(bar.get_height() for bar in different)[-2:] == [50.0, 50.0]
 
 
+def test_separation_is_that_of_its_definitions():
+    rng = np.random.default_rng(0)
+    # Few values, so that there are ties.
+    same, different = rng.integers(3, 20, 70) / 20, rng.integers(0, 12, 90) / 20
+    overlap, auc = figures.separation(same, different)
+    larger = [(a > b) + 0.5 * (a == b) for a in same for b in different]
+    np.testing.assert_allclose(auc, np.mean(larger), rtol=1e-12)
+    shared = [
+        min(np.mean(abs(same - v) < 1e-9), np.mean(abs(different - v) < 1e-9))
+        for v in np.arange(20) / 20
+    ]
+    np.testing.assert_allclose(overlap, sum(shared), rtol=1e-12)
+    assert figures.separation(same + 1, different) == (0.0, 1.0)
+    assert figures.separation(same, same) == (pytest.approx(1.0), pytest.approx(0.5))
+
+
+def test_histograms_say_how_far_the_classes_are_apart(run):
+    titles = [a.get_title() for a in figures.histograms(run, num_images=60).axes]
+    assert [title.split(":")[0] for title in titles] == [
+        "kernel on raw pixels",
+        "kernel on Z",
+    ]
+    assert all("overlap 0." in title and "AUC 0." in title for title in titles)
+
+
+def test_heat_maps_are_of_the_weight_matrix_of_all_classes_and_of_one(run):
+    figure = figures.heatmaps(run, num_images=30)
+    shown = {axes.get_title(): axes.images[0] for axes in figure.axes if axes.images}
+    labels = run.data.eval_labels
+    images = run.data.eval_images[:30][np.argsort(labels[:30], kind="stable")]
+    pixels = images.reshape(30, -1) / 255
+    squares = ((pixels[:, None] - pixels[None]) ** 2).sum(axis=2)
+    K = np.mean([np.exp(-squares / (2 * v)) for v in (1, 3, 5, 7, 9)], axis=0)
+    inverse = np.linalg.inv(K + 0.1 * np.eye(30))
+    H = shown["H on raw pixels, all classes, sorted"].get_array()
+    np.testing.assert_allclose(H, inverse @ K @ inverse, atol=1e-4)
+    single = shown["H on raw pixels, one class"].get_array()
+    assert len(single) == min(30, (labels == labels[0]).sum())
+    assert {"H on Z, all classes, sorted", "H on Z, one class"} <= shown.keys()
+
+
+def test_a_map_has_each_image_in_the_colour_of_its_class(run):
+    (axes,) = figures.latent_map(run, num_images=40).axes
+    counts = [len(group.get_offsets()) for group in axes.collections]
+    assert counts == np.bincount(run.data.eval_labels[:40], minlength=10).tolist()
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names == list("0123456789")
+
+
+def test_curves_are_means_over_seeds_between_the_least_and_the_largest():
+    errors = {"a": [[4.0, 2.0], [8.0, 6.0]], "b": [[1.0, 1.0]]}
+    (axes,) = figures.curves(errors, "title").axes
+    assert [line.get_ydata().tolist() for line in axes.lines] == [[6, 4], [1, 1]]
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (2, 8)
+    assert axes.get_title() == "title"
+
+
+def test_a_sweep_has_means_and_standard_deviations():
+    (axes,) = figures.sweep({"0": [1.0, 3.0], "0.1": [2.0]}, "beta").axes
+    line, _, (bars,) = axes.containers[0]
+    assert line.get_ydata().tolist() == [2.0, 2.0]
+    lengths = [np.ptp(segment[:, 1]) for segment in bars.get_segments()]
+    np.testing.assert_allclose(lengths, [2 * np.sqrt(2), 0])
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "0.1"]
+
+
+def test_reconstructions_are_of_one_image_a_class(run):
+    (axes,) = figures.reconstruction_grid(run).axes
+    # Two rows of five pairs of 30x30 pixels, with a margin of 2.
+    assert axes.images[0].get_array().shape == (2 * 60 + 2, 5 * 30)
+
+
 def test_one_look_does_not_change_the_settings_of_others(run):
     before = dict(mpl.rcParams)
     figures.overview(run, num_images=10)

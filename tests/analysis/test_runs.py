@@ -1,0 +1,174 @@
+"""Suites of real runs, of a network of a twentieth of the width."""
+
+import json
+import re
+import signal
+
+import jax
+import pytest
+
+from kln_jax import metrics, training
+from kln_jax.analysis import __main__ as command
+from kln_jax.analysis import report, runs
+from kln_jax.analysis.suites import SUITES, Entry, Suite
+from kln_jax.interruption import EXIT_CODE
+
+SMALL = (("batch_size", 40), ("latent_dim", 8), ("width", 0.05))
+KLN = Entry("KLN", "supervised", SMALL)
+NO_AUTOENCODER = Entry("beta 0", "supervised", (*SMALL, ("reconstruction_weight", 0.0)))
+DIVERGES = Entry("diverges", "supervised", (*SMALL, ("divergence_bound", 1.5)))
+SUITE = Suite("A small one", "error", ("digits",), (Entry("others"), KLN))
+EPOCHS = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _standard_promotion():
+    """The milestones of optax need it."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """Two seeds of a method, and one that diverged."""
+    directory = tmp_path_factory.mktemp("runs")
+    lines = list(runs.make(SUITE, directory, seeds=2, epochs=EPOCHS))
+    assert len(lines) == 2
+    failing = SUITE._replace(entries=(DIVERGES,))
+    (line,) = runs.make(failing, directory, epochs=EPOCHS)
+    assert "diverges" not in line  # It is named by its keys, which say what it is.
+    assert "divergence_bound=1.5/0: diverged, " in line
+    return directory
+
+
+def test_each_run_has_a_directory_a_seed_and_a_subset_of_its_own(out):
+    configs = sorted(out.glob("digits/supervised,*/*/config.json"))
+    seeds = [json.loads(path.read_text()) for path in configs]
+    assert [(c["seed"], c["split_seed"]) for c in seeds] == [(0, 0), (1, 1), (0, 0)]
+    # The milestones of 12 epochs, 4, 8 and 10, at the same parts of 3.
+    assert seeds[0]["lr_milestones"] == [1, 2, 2]
+    assert seeds[0]["num_epochs"] == EPOCHS
+
+
+def test_checkpoints_are_kept_of_the_first_seed(out):
+    kept = sorted(path.parent.name for path in out.glob("digits/*/*/checkpoints"))
+    assert kept.count("1") == 0
+    assert kept.count("0") >= 1
+
+
+def test_what_is_finished_or_diverged_is_not_made_again(out, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    monkeypatch.setattr(training._Training, "run", None)  # It would fail.
+    suite = SUITE._replace(entries=(KLN, DIVERGES))
+    lines = list(runs.make(suite, out, seeds=1, epochs=EPOCHS))
+    assert "test error" in lines[0]
+    assert "diverged" in lines[1]
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+
+
+def test_a_record_has_what_the_run_wrote(out):
+    records = runs.matching(runs.read(out), "digits", KLN)
+    assert [record.seed for record in records] == [0, 1]
+    for record in records:
+        lines = metrics.read_metrics(record.directory)
+        errors = [line["test_error_percent"] for line in lines]
+        assert record.error == errors[-1]
+        assert record.late_error == sorted(errors)[1]  # Of three, the median.
+        steps = [
+            b - a
+            for a, b in zip(
+                [t["wall_seconds"] for t in lines],
+                [t["wall_seconds"] for t in lines][1:],
+                strict=False,
+            )
+        ]
+        assert record.epoch_seconds == pytest.approx(sum(steps) / 2)
+        assert (record.epochs, record.all_epochs) == (EPOCHS, 12)
+        assert not record.partial_data
+        assert dict(record.changes) == dict(SMALL)
+
+
+def test_a_record_of_a_diverged_run_has_no_numbers(out):
+    (record,) = runs.matching(runs.read(out), "digits", DIVERGES)
+    assert (record.error, record.late_error, record.epoch_seconds) == (None,) * 3
+
+
+def test_runs_of_other_keys_are_other_methods(out):
+    records = runs.read(out)
+    assert runs.matching(records, "digits", NO_AUTOENCODER) == []
+    assert runs.matching(records, "mnist", KLN) == []
+    # A key of its default value is no change.
+    same = Entry("beta 0.1", "supervised", (*SMALL, ("reconstruction_weight", 0.1)))
+    assert len(runs.matching(records, "digits", same)) == 2
+
+
+def test_an_interrupted_suite_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(SUITES, "small", SUITE._replace(seeds=1))
+    arguments = ["analysis", "run", "small", f"--out={tmp_path}", "--epochs=1"]
+    monkeypatch.setattr("sys.argv", arguments)
+    advance = training._Progress.advance
+
+    def interrupted(*given):
+        advance(*given)
+        signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training._Progress, "advance", interrupted)
+        patch.setattr(training, "_SECONDS_A_CALL", 1e-9)
+        with pytest.raises(SystemExit) as stopped:
+            command.main()
+    assert stopped.value.code == EXIT_CODE
+    assert "SIGTERM: the state after step 1 is saved" in capsys.readouterr().err
+    command.main()
+    assert "0: test error" in capsys.readouterr().out
+    assert len(runs.read(tmp_path)) == 1
+
+
+def test_a_report_says_what_was_reduced_and_what_was_not_measured(
+    out, monkeypatch, capsys
+):
+    again = KLN._replace(name="KLN once more")
+    suite = SUITE._replace(entries=(KLN, again, DIVERGES))
+    monkeypatch.setitem(SUITES, "small", suite)
+    monkeypatch.setattr(report, "KLN", KLN)  # The run of which figures are drawn.
+    monkeypatch.setattr("sys.argv", ["analysis", "report", str(out)])
+    command.main()
+    written = capsys.readouterr().out
+    figures = ("small", "histograms", "heatmaps", "reconstructions", "map")
+    names = [f"figures/digits-{name}.png" for name in figures]
+    for name in ("report.md", "report.csv", "report.tex", *names):
+        assert f"Wrote {out / name}." in written
+        assert (out / name).stat().st_size > 500
+    text = (out / "report.md").read_text()
+    (row,) = re.findall(r"^\| digits \| KLN \| .* ± .*", text, re.MULTILINE)
+    assert "| 2 | 3 | 3 of 12 epochs; " in row
+    (row,) = re.findall(r"^\| digits \| diverges \| .*", text, re.MULTILINE)
+    assert "| 1 | 3 | 3 of 12 epochs; 1 diverged |" in row
+    assert "| mnist | KLN | 0.39 | not measured |" in text
+    for name in names:
+        assert f"({name})" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "{out}"], r"{out} holds no run that is finished"),
+        (
+            ["run", "table1", "--out={out}", "--methods", "GAN"],
+            r"methods \['GAN'\] must be among \['KLN', 'CGMMN-CNN', 'CGMMN-MLP', ",
+        ),
+        (
+            ["run", "table1", "--out={out}", "--datasets", "imagenet"],
+            r"there is no configs/imagenet.py here",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message, tmp_path, monkeypatch):
+    filled = [argument.format(out=tmp_path) for argument in arguments]
+    monkeypatch.setattr("sys.argv", ["analysis", *filled])
+    with pytest.raises(SystemExit) as stopped:
+        command.main()
+    text = str(stopped.value.code)
+    assert text.startswith("kln_jax.analysis: error: ")
+    assert "\n" not in text
+    assert re.search(message.format(out=tmp_path), text)

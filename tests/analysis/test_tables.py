@@ -1,0 +1,122 @@
+"""Tables of runs that are made up here, so that each case is there."""
+
+import csv
+import io
+import pathlib
+
+import pytest
+
+from kln_jax.analysis import tables
+from kln_jax.analysis.runs import Record
+from kln_jax.analysis.suites import SUITES
+
+
+def _record(error, seed=0, **changes):
+    record = Record(
+        directory=pathlib.Path(),
+        config_name="mnist",
+        variant="supervised",
+        changes=(),
+        seed=seed,
+        epochs=150,
+        all_epochs=150,
+        partial_data=False,
+        error=error,
+        late_error=None if error is None else error + 0.1,
+        epoch_seconds=30.0 + seed,
+        device="1 x cpu",
+    )
+    return record._replace(**changes)
+
+
+def _rows(records, suite="table1", method="KLN"):
+    table = tables.rows(SUITES[suite], records)
+    return [row for row in table if row["method"] == method]
+
+
+def test_full_runs_stand_beside_the_paper():
+    (row,) = _rows([_record(0.4), _record(0.6, seed=1)])
+    assert row == {
+        "data": "mnist",
+        "method": "KLN",
+        "paper": "0.39",
+        "ours": "0.50 ± 0.14",
+        "ours - paper": "+0.11",
+        "last ten epochs": "0.60 ± 0.14",
+        "runs": "2",
+        "epochs": "150",
+        "remarks": "1 x cpu",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "mark"),
+    [
+        (dict(epochs=5), "5 of 150 epochs"),
+        (dict(partial_data=True), "part of the data"),
+        (dict(partial_data=True, epochs=5), "part of the data; 5 of 150 epochs"),
+    ],
+)
+def test_reduced_runs_are_marked_and_have_a_row_of_their_own(changes, mark):
+    reduced, full = _record(3.0, **changes), _record(0.4)
+    row, other = sorted(_rows([full, reduced]), key=lambda row: row["ours - paper"])
+    assert (row["ours"], row["ours - paper"]) == ("3.00", "")
+    assert row["remarks"] == f"{mark}; 1 x cpu"
+    assert (other["ours"], other["ours - paper"]) == ("0.40", "+0.01")
+
+
+def test_diverged_runs_are_counted():
+    (row,) = _rows([_record(0.4), _record(None, seed=1)])
+    assert (row["ours"], row["runs"]) == ("0.40", "2")
+    assert row["remarks"] == "1 diverged; 1 x cpu"
+    (row,) = _rows([_record(None)])
+    assert (row["ours"], row["ours - paper"]) == ("", "")
+
+
+def test_what_was_not_run_says_so_and_others_have_the_papers_values_alone():
+    (row,) = _rows([])
+    assert (row["paper"], row["ours"]) == ("0.39", "not measured")
+    (row,) = _rows([], method="Maxout")
+    assert (row["paper"], row["ours"], row["runs"]) == ("0.45", "", "")
+    (row,) = _rows([], suite="table4", method="Maxout")
+    assert row["paper"] == "34.54"
+
+
+def test_other_data_sets_have_rows_for_what_was_measured():
+    records = [_record(2.0, config_name="digits")]
+    assert [r["data"] for r in _rows(records, "table6")] == [
+        "mnist",
+        "svhn",
+        "cifar10",
+        "digits",
+    ]
+    assert [r["data"] for r in _rows(records, "table6", "PCA")] == [
+        "mnist",
+        "svhn",
+        "cifar10",
+    ]
+    assert [row["data"] for row in _rows(records)] == ["mnist"]
+
+
+def test_accuracy_and_seconds_are_of_the_same_runs():
+    records = [_record(0.4), _record(0.6, seed=1)]
+    row = _rows(records, "table6")[0]
+    assert (row["paper"], row["ours"]) == ("99.61", "99.50 ± 0.14")
+    assert (row["ours - paper"], row["last ten epochs"]) == ("-0.11", "99.40 ± 0.14")
+    row = _rows(records, "table7")[0]
+    assert (row["paper"], row["ours"]) == ("62.68", "30.50 ± 0.71")
+    assert row["last ten epochs"] == ""
+
+
+def test_three_forms_have_the_same_cells():
+    rows = tables.rows(SUITES["table1"], [_record(0.4), _record(0.6, seed=1)])
+    kln = next(row for row in rows if row["method"] == "KLN")
+    assert f"| {' | '.join(kln.values())} |\n" in tables.markdown(rows)
+    assert all(line.count("|") == 10 for line in tables.markdown(rows).splitlines())
+    read = list(csv.DictReader(io.StringIO(tables.comma_separated({"table1": rows}))))
+    assert {"suite": "table1", **kln} in read
+    assert len(read) == len(rows)
+    latex = tables.latex({"table1": rows})
+    assert r"mnist & KLN & 0.39 & 0.50 $\pm$ 0.14 & +0.11 & " in latex
+    assert latex.count(r"\\") == len(rows) + 1
+    assert latex.count("{tabular}") == 2
