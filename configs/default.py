@@ -124,6 +124,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.platform = ""
     # Directory of compiled programs, with which the next start is faster; "" for none.
     config.compilation_cache = "~/.cache/kln_jax/xla"
+    # So many first steps of a start are traced, into the folder profile of the working
+    # directory: tensorboard --logdir=WORKDIR, with its profile plugin. 0 for none.
+    config.profile = 0
     # Name of the variant of this configuration.
     config.variant = "supervised"
     return config

@@ -46,6 +46,7 @@ WHEREABOUTS = (
     "data_dir",
     "platform",
     "compilation_cache",
+    "profile",
     "checkpoint_every",
     "checkpoint_every_steps",
     "keep_last",
@@ -391,6 +392,7 @@ class _Training:
         )
         self._eval_data = replicate((data.eval_images, data.eval_labels))
         self._seconds_a_step = _SECONDS_A_CALL  # Until it is known: one step a call.
+        self._trace: pathlib.Path | None = None  # Where the next call is traced to.
 
     def run(
         self, directory: pathlib.Path | None, *, show: bool
@@ -423,6 +425,7 @@ class _Training:
                 self._rows = self._rows_of(epoch)
                 self._progress.state, _ = self._call(0)  # No step.
             if directory:
+                self._trace = directory / "profile" if config.profile else None
                 writer = metrics.MetricWriter(directory, last_epoch=epoch)
                 stack.enter_context(writer)
             scalars = writer.last if writer else {}
@@ -472,6 +475,10 @@ class _Training:
         """Makes as many steps as take some seconds, within the epoch."""
         config, progress = self._config, self._progress
         wanted = max(1, int(_SECONDS_A_CALL / self._seconds_a_step))
+        tracing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._trace:
+            wanted = config.profile
+            tracing, self._trace = jax.profiler.trace(str(self._trace)), None
         votes = parallel.gather([self._interruption.received is not None, wanted])
         if votes[:, 0].any():
             raise Interrupted(f"{self._interruption.name}: {progress.save_and_say()}")
@@ -481,8 +488,9 @@ class _Training:
         num_steps = min(left, int(votes[0, 1]))
 
         start = time.perf_counter()
-        state, history = self._call(num_steps)
-        history = jax.device_get(history)
+        with tracing:
+            state, history = self._call(num_steps)
+            history = jax.device_get(history)
         self._seconds_a_step = (time.perf_counter() - start) / num_steps
 
         healthy = history["healthy"][position : position + num_steps]
@@ -830,7 +838,7 @@ def _validate(config: ConfigDict) -> None:
     least = dict(num_epochs=1, batch_size=1, checkpoint_every=1, latent_dim=1)
     least |= dict(num_labels=0, width=0, crop_padding=0)
     least |= dict(divergence_bound=1, max_skipped_steps=1)
-    least |= dict(checkpoint_every_steps=0, keep_last=1, keep_best=0)
+    least |= dict(profile=0, checkpoint_every_steps=0, keep_last=1, keep_best=0)
     least |= dict(learning_rate=0, momentum=0, b1=0, b2=0, weight_decay=0, lr_decay=0)
     least |= dict(warmup_steps=0, clip_norm=0)
     least |= dict(reconstruction_weight=0, confidence_weight=0)
