@@ -23,9 +23,9 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
-# The site, in docs/_build; runs the notebooks. A warning is an error.
+# The site, in docs/_build/html; runs the notebooks. A warning is an error.
 docs: $(VENV)/docs-installed
-	$(BIN)/sphinx-build -W --keep-going docs docs/_build
+	$(BIN)/sphinx-build -W --keep-going docs docs/_build/html
 
 benchmark: $(VENV)/installed
 	$(BIN)/python -m benchmarks.step

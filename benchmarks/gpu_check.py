@@ -27,6 +27,7 @@ import numpy as np
 from benchmarks import step
 from configs import fashion_mnist
 from kln_jax import cmmd, datasets, metrics, parallel, steps, training
+from kln_jax.analysis import runs
 
 # Steps of an epoch, and the paper's seconds for one on a Titan X.
 EPOCHS = {
@@ -179,11 +180,8 @@ def _train(
     variant: str, epochs: int, data: pathlib.Path, out: pathlib.Path, *, small: bool
 ) -> list[dict[str, Any]]:
     config = fashion_mnist.get_config(variant)
-    config.lr_milestones = tuple(
-        round(milestone * epochs / config.num_epochs)
-        for milestone in config.lr_milestones
-    )
-    config.update(num_epochs=epochs, dataset="own_images", data_dir=str(data))
+    runs.set_epochs(config, epochs)
+    config.update(dataset="own_images", data_dir=str(data))
     if small:
         config.update(width=0.05, latent_dim=8)
     workdir = out / f"{variant}-{epochs}"

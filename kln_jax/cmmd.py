@@ -32,6 +32,7 @@ from kln_jax.kernels import (
     Kernel,
     as_features,
     as_floats,
+    check_kernel,
     gaussian_mixture,
     linear,
     matmul,
@@ -94,6 +95,7 @@ def cmmd(
       Equations 3 and 4 of arXiv 2008.10165; Ren et al., Conditional Generative
       Moment-Matching Networks, arXiv 1606.04218.
     """
+    check_kernel("label_kernel", label_kernel)
     arrays = check_sets("cmmd", kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t)
     dtype = arrays[1].dtype
     check_ridge(ridge, max(len(arrays[0]), len(arrays[2])), dtype)
@@ -419,6 +421,7 @@ def check_sets(function: str, kernel: Kernel, **arrays: ArrayLike) -> list[Array
 
     A kernel that embeds its inputs takes features as they are. All else is floats.
     """
+    check_kernel("kernel", kernel)
     shapes = {name: jnp.shape(array) for name, array in arrays.items()}
     features, labels = [list(shapes.values())[start::2] for start in (0, 1)]
     any_rank = takes_any_rank(kernel)
@@ -448,8 +451,13 @@ def check_ridge(ridge: float | Array, n: int, dtype: jnp.dtype) -> None:
     """Refuses a ridge with which the Cholesky factor of K~ would be noise."""
     if isinstance(ridge, jax.core.Tracer):  # Its value is not known yet.
         return
-    if jnp.ndim(ridge) or not 0.0 < float(ridge) < float("inf"):
-        raise ValueError(f"ridge={ridge} must be a positive, finite number.")
+    if (
+        ridge is None
+        or isinstance(ridge, str)
+        or jnp.ndim(ridge)
+        or not 0.0 < float(ridge) < float("inf")
+    ):
+        raise ValueError(f"ridge={ridge!r} must be a positive, finite number.")
     # Rounding moves the eigenvalues of a Gram matrix of n unit entries by up to this.
     bound = n * float(jnp.finfo(dtype).eps)
     if float(ridge) < bound:

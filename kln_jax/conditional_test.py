@@ -9,6 +9,7 @@ observed CMMD with that of the drawn groups.
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,7 +21,15 @@ from jax.scipy.sparse.linalg import cg
 from jax.typing import ArrayLike
 
 from kln_jax.cmmd import check_ridge, check_sets
-from kln_jax.kernels import Kernel, as_floats, gaussian_mixture, linear, matmul
+from kln_jax.kernels import (
+    Kernel,
+    as_floats,
+    check_kernel,
+    check_key,
+    gaussian_mixture,
+    linear,
+    matmul,
+)
 
 # Values that differ by less than the error of the linear solver are ties.
 _TIE = 1e-4
@@ -98,7 +107,8 @@ def cmmd_test(
         ``(n, d) -> (n,)``.
 
     Returns:
-      The statistic and the p-value, float32 scalars (float64 if an array is).
+      The statistic and the p-value, float32 scalars (float64 if an array is); not a
+      number if the data or the density ratio are not finite.
 
     Raises:
       ValueError: If shapes do not fit, a set has fewer than two points, there are
@@ -120,13 +130,15 @@ def cmmd_test(
     x_s, y_s, x_t, y_t = check_sets(
         "cmmd_test", kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t
     )
+    check_key(key)
+    check_kernel("label_kernel", label_kernel)
     n_s, n_t, dtype = len(x_s), len(x_t), y_s.dtype
     if min(n_s, n_t) < 2:
         raise ValueError(
             f"n_s={n_s} and n_t={n_t} must be at least 2: one point says nothing "
             "about how y varies given x. Give more points."
         )
-    if num_resamples < 19 or num_resamples != int(num_resamples):
+    if not isinstance(num_resamples, numbers.Integral) or num_resamples < 19:
         raise ValueError(
             f"num_resamples={num_resamples} must be a whole number of at least 19: "
             "with fewer no p-value is below 0.05. Use 999."
@@ -174,7 +186,10 @@ def _cmmd_test(
     K, y = as_floats(kernel(x, x), y)
     S = jnp.where(jnp.arange(len(x)) < n_s, 1.0, -1.0).astype(K.dtype)
     Y = _label_features(y, label_kernel)
+    rounding = 8.0 * jnp.finfo(Y.dtype).eps * jnp.max(jnp.abs(Y), axis=0)
     Y -= jnp.mean(Y, axis=0, keepdims=True)
+    # What is left of a constant is no difference.
+    Y = jnp.where(jnp.max(jnp.abs(Y), axis=0) <= rounding, 0.0, Y)
     P_y, P_s = _smoothers(K, Y, S)
     if log_odds is None:
         log_odds = _fit_log_odds(P_s, S)
@@ -182,12 +197,14 @@ def _cmmd_test(
     lam = jnp.trace(K) / 10.0 if ridge is None else ridge
     R = Y - matmul(P_y, Y)
     T = _statistics(K, R, S[None, :], lam)[0]
-    # The solver starts at zero and would leave it there.
-    T = jnp.where(jnp.all(jnp.isfinite(R)), T, jnp.nan)
     drawn = _statistics(K, R, resamples, lam)
-    # Written so that a statistic that is not a number counts against rejection.
+    # Written so that a resample that is not a number counts against rejection.
     exceed = jnp.sum(~(drawn < T * (1.0 - _TIE)))
-    return CMMDTestResult(T, ((1 + exceed) / (1 + num_resamples)).astype(K.dtype))
+    p_value = ((1 + exceed) / (1 + num_resamples)).astype(K.dtype)
+    # The solver starts at zero, and would leave it there.
+    finite = jnp.all(jnp.isfinite(R)) & jnp.all(jnp.isfinite(log_odds))
+    T, p_value = (jnp.where(finite, value, jnp.nan) for value in (T, p_value))
+    return CMMDTestResult(T, p_value)
 
 
 def _label_features(y: Array, label_kernel: Kernel) -> Array:

@@ -81,7 +81,7 @@ class KLNClassifier(
     images lie on the device as uint8.
 
     Args:
-      network: ``"mnist"`` (28x28) or ``"conv_large"`` (32x32).
+      network: ``"mnist"`` or ``"mlp"`` (28x28), or ``"conv_large"`` (32x32).
       width: Channels of hidden layers relative to the paper's.
       latent_dim: Dimensions of Z.
       dtype: Of the networks' computation: ``"float32"`` or ``"bfloat16"``.

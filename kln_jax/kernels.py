@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 import jax
@@ -60,8 +60,10 @@ class ComposableKernel(abc.ABC):
         """Returns the sum with a kernel."""
         return _Sum(self, other) if callable(other) else NotImplemented
 
-    def __radd__(self, other: Kernel) -> ComposableKernel:
-        """Returns the sum with a kernel that has no operators."""
+    def __radd__(self, other: Kernel | int) -> ComposableKernel:
+        """Returns the sum with a kernel that has no operators, or with sum()'s 0."""
+        if isinstance(other, int) and other == 0:
+            return self
         return _Sum(other, self) if callable(other) else NotImplemented
 
     def __mul__(self, other: Kernel | float) -> ComposableKernel:
@@ -176,6 +178,26 @@ def _positive(name: str, value: float) -> float:
             f"{name} is {number:g}, but must be positive and finite, such as 1."
         )
     return number
+
+
+def check_kernel(name: str, kernel: Any) -> None:
+    """Refuses what is no kernel, or makes one and was not called."""
+    if kernel in (gaussian_mixture, laplacian, rational_quadratic, polynomial):
+        maker = kernel.__name__
+        raise ValueError(f"{name}={maker} makes a kernel: call it first, {maker}(...).")
+    if not callable(kernel):
+        raise ValueError(
+            f"{name}={kernel!r} must be a function of two arrays of points, such as "
+            "gaussian_mixture()."
+        )
+
+
+def check_key(key: Any) -> None:
+    """Refuses a seed in the place of a random key."""
+    if not hasattr(key, "dtype"):
+        raise ValueError(
+            f"key={key!r} must be a random key, such as jax.random.key(0)."
+        )
 
 
 def takes_any_rank(kernel: Kernel) -> bool:
@@ -400,6 +422,11 @@ def gaussian_mixture(
     References:
       Section 4 of arXiv 2008.10165.
     """
+    if isinstance(bandwidths, str) or not isinstance(bandwidths, Iterable):
+        raise ValueError(
+            f"bandwidths={bandwidths!r} must be a sequence of variances, such as "
+            "(1, 3, 5, 7, 9)."
+        )
     values = tuple(_number("A bandwidth", bandwidth) for bandwidth in bandwidths)
     if not values or not all(0.0 < value < float("inf") for value in values):
         raise ValueError(

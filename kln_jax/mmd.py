@@ -13,6 +13,7 @@ from kln_jax.kernels import (
     Kernel,
     as_features,
     as_floats,
+    check_kernel,
     gaussian_mixture,
     matmul,
     takes_any_rank,
@@ -63,6 +64,7 @@ def mmd(
     References:
       Gretton et al., A kernel two-sample test, JMLR 13, 2012, Equations 3 and 5.
     """
+    check_kernel("kernel", kernel)
     shapes = jnp.shape(x), jnp.shape(y)
     if not (
         all(shape and 0 not in shape for shape in shapes)

@@ -17,7 +17,7 @@ With all points as landmarks it is exact.
 from __future__ import annotations
 
 import functools
-import operator
+import numbers
 from collections.abc import Callable
 
 import jax
@@ -27,7 +27,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
 from kln_jax.cmmd import check_ridge, check_sets, solve_both
-from kln_jax.kernels import Kernel, as_floats, gaussian_mixture, matmul
+from kln_jax.kernels import Kernel, as_floats, check_key, gaussian_mixture, matmul
 
 # Large enough for products at full speed, small beside a set that needs landmarks.
 _BLOCK_ROWS = 1024
@@ -96,16 +96,20 @@ def cmmd_nystroem(
     arrays = check_sets("cmmd_nystroem", kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t)
     n_s, n_t, dtype = len(arrays[0]), len(arrays[2]), arrays[1].dtype
     check_ridge(ridge, max(n_s, n_t), dtype)
-    if not 1 <= operator.index(num_landmarks) <= n_s + n_t:
+    check_key(key)
+    if (
+        not isinstance(num_landmarks, numbers.Integral)
+        or not 1 <= num_landmarks <= n_s + n_t
+    ):
         raise ValueError(
-            f"num_landmarks={num_landmarks} must be between 1 and the number of "
+            f"num_landmarks={num_landmarks!r} must be a whole number from 1 to that of "
             f"points, {n_s} + {n_t} = {n_s + n_t}, such as {min(500, n_s + n_t)}."
         )
     return _cmmd_nystroem(
         *arrays,
         jnp.asarray(ridge, dtype),
         key,
-        num_landmarks=operator.index(num_landmarks),
+        num_landmarks=int(num_landmarks),
         kernel=kernel,
     )
 

@@ -68,7 +68,7 @@ class TrainingData(NamedTuple):
       labels: Their class numbers, shape ``(N,)``, int32; only those of the labelled
         rows are used.
       labelled: Rows of the labelled images, shape ``(L,)``, int32.
-      embedding: Arrays of the fixed `Embedding` the kernel acts on, if there is one.
+      embedding: Arrays of the fixed embedding that the kernel acts on, () for none.
     """
 
     images: Array

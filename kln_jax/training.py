@@ -76,6 +76,9 @@ _EMBEDDINGS: dict[str, Callable[[networks.KLN], Any]] = {
     "autoencoder": lambda model: functools.partial(embeddings.encode, model=model),
 }
 
+# Its Gram matrices take 1.6 GB each.
+_LARGEST_BATCH = 20_000
+
 # A signal is answered between two calls of compiled code, so these may not be long.
 _SECONDS_A_CALL = 2.0
 
@@ -303,14 +306,14 @@ def restore(
     with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
         restored = checkpoints.restore(like, best=best)
     if restored is None:
-        raise ValueError(f"{directory} holds no checkpoint yet.")
+        raise ValueError(f"{directory} holds no checkpoint.")
     return restored.state
 
 
 def _finished(directory: pathlib.Path | None) -> dict[str, Any]:
     if directory is None:
         return {}
-    result: dict[str, Any] = json.loads((directory / "result.json").read_text())
+    result: dict[str, Any] = _read_json(directory / "result.json")
     print(f"This run is finished; nothing is left to do.\n{_closing(result)}")
     print(f"Everything lies in {directory}.")
     return result
@@ -648,7 +651,15 @@ def _compile(config: ConfigDict, data: datasets.Dataset) -> _Program:
             f"crop_padding={config.crop_padding} must be below {side}, the side of the "
             "images in pixels."
         )
-    steps_per_epoch = max(1, len(data.train_images) // config.batch_size)
+    count = len(data.train_images)
+    if config.batch_size > count:
+        logger.warning(
+            "batch_size=%d is more than the %d training images: a batch has some of "
+            "them more than once.",
+            config.batch_size,
+            count,
+        )
+    steps_per_epoch = max(1, count // config.batch_size)
     model = _model(config, data)
     optimizer = _optimizer(config, steps_per_epoch=steps_per_epoch)
     kernel, label_kernel = _kernels(config)
@@ -835,17 +846,35 @@ def _store_rows(path: pathlib.Path, rows: np.ndarray) -> None:
 
 def _validate(config: ConfigDict) -> None:
     """Refuses what no run can mean, before anything is loaded or written."""
-    least = dict(num_epochs=1, batch_size=1, checkpoint_every=1, latent_dim=1)
-    least |= dict(num_labels=0, width=0, crop_padding=0)
-    least |= dict(divergence_bound=1, max_skipped_steps=1)
-    least |= dict(profile=0, checkpoint_every_steps=0, keep_last=1, keep_best=0)
-    least |= dict(learning_rate=0, momentum=0, b1=0, b2=0, weight_decay=0, lr_decay=0)
-    least |= dict(warmup_steps=0, clip_norm=0)
-    least |= dict(reconstruction_weight=0, confidence_weight=0)
-    for name, bound in least.items():
+    whole = dict(num_epochs=1, batch_size=1, checkpoint_every=1, latent_dim=1)
+    whole |= dict(num_labels=0, crop_padding=0, warmup_steps=0, seed=0)
+    whole |= dict(profile=0, checkpoint_every_steps=0, keep_last=1, keep_best=0)
+    whole |= dict(max_skipped_steps=1)
+    real = dict(width=0, divergence_bound=1)
+    real |= dict(learning_rate=0, momentum=0, b1=0, b2=0, weight_decay=0, lr_decay=0)
+    real |= dict(clip_norm=0, reconstruction_weight=0, confidence_weight=0)
+    for name, bound in (real | whole).items():
+        value = config[name]
+        kind, text = (int, "whole ") if name in whole else ((int, float), "")
         # Not <, so that NaN is refused as well.
-        if not bound <= config[name] < float("inf"):
-            raise ValueError(f"{name}={config[name]} must be at least {bound}.")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, kind)
+            or not bound <= value < float("inf")
+        ):
+            raise ValueError(
+                f"{name}={value!r} must be a {text}number of at least {bound}."
+            )
+    if not config.width:
+        raise ValueError("width=0 leaves no channels; the paper's are width=1.")
+    for name in ("momentum", "b1", "b2"):
+        if config[name] >= 1:
+            raise ValueError(f"{name}={config[name]} must be below 1.")
+    if config.batch_size > _LARGEST_BATCH:
+        raise ValueError(
+            f"batch_size={config.batch_size} must be at most {_LARGEST_BATCH}: CMMD "
+            "factorises matrices of batch_size x batch_size."
+        )
     choices = dict(
         optimizer=("sgd", "adam"),
         objective=("cmmd", "cross_entropy", "reconstruction"),
@@ -865,8 +894,16 @@ def _validate(config: ConfigDict) -> None:
             f"keep_best={config.keep_best} needs evaluate_on='validation' (and a "
             "validation_fraction): nothing is chosen by the test set."
         )
-    if any(not isinstance(epoch, int) for epoch in config.lr_milestones):
-        raise ValueError(f"lr_milestones={config.lr_milestones} must be whole epochs.")
+    milestones = config.lr_milestones
+    if (
+        not isinstance(milestones, (tuple, list))
+        or any(not isinstance(epoch, int) for epoch in milestones)
+        or list(milestones) != sorted(milestones)
+    ):
+        raise ValueError(
+            f"lr_milestones={milestones!r} must be whole epochs in ascending order, "
+            "such as (50, 100, 130)."
+        )
     _kernels(config)
     check_ridge(config.ridge, config.batch_size, jnp.dtype(jnp.float32))
 
@@ -874,9 +911,16 @@ def _validate(config: ConfigDict) -> None:
 def _check_same_config(config: ConfigDict, directory: pathlib.Path) -> None:
     """Refuses to go on in the working directory of another configuration."""
     path = directory / "config.json"
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"--workdir={directory} is a file. Choose a directory.")
     if not path.exists():
+        if (directory / "result.json").exists() or (directory / "checkpoints").exists():
+            raise ValueError(
+                f"{directory} holds a run without config.json, which says what it is. "
+                "Choose another --workdir."
+            )
         return
-    earlier = json.loads(path.read_text())
+    earlier = _read_json(path)
     present = json.loads(config.to_json())
     different = [
         f"{name} ({earlier.get(name, 'absent')} there, {present.get(name, 'absent')} "
@@ -889,6 +933,16 @@ def _check_same_config(config: ConfigDict, directory: pathlib.Path) -> None:
             f"{directory} holds a run of another configuration: "
             f"{', '.join(different)}. Choose another --workdir, or the same values."
         )
+
+
+def _read_json(path: pathlib.Path) -> Any:
+    """Reads a file of a working directory."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged: {error}. Choose another --workdir."
+        ) from error
 
 
 def _fresh_directory(config: ConfigDict) -> pathlib.Path:

@@ -243,11 +243,27 @@ def test_sets_without_overlap_are_never_told_apart():
     assert found.p_value == 1.0
 
 
-def test_values_that_are_not_numbers_are_no_evidence():
+def test_values_that_are_not_numbers_give_no_p_value():
     x_s, y_s, x_t, y_t = _draw(jax.random.key(1))
-    found = cmmd_test(x_s, y_s.at[0].set(jnp.nan), x_t, y_t, key=jax.random.key(0))
-    assert jnp.isnan(found.statistic)
-    assert found.p_value == 1.0
+    key, nan = jax.random.key(0), jnp.nan
+    for found in (
+        cmmd_test(x_s, y_s.at[0].set(nan), x_t, y_t, key=key),
+        cmmd_test(x_s.at[0].set(nan), y_s, x_t, y_t, key=key),
+        cmmd_test(
+            x_s, y_s, x_t, y_t, key=key, log_density_ratio=lambda x: nan * x[:, 0]
+        ),
+    ):
+        assert jnp.isnan(found.statistic)
+        assert jnp.isnan(found.p_value)
+
+
+@pytest.mark.parametrize("constant", [0.0, 1.1, 3.3, -1e4])
+def test_a_constant_y_is_no_difference(constant):
+    x_s, y_s, x_t, y_t = _draw(jax.random.key(1))
+    # Its mean is rounded.
+    y_s, y_t = jnp.full_like(y_s, constant), jnp.full_like(y_t, constant)
+    found = cmmd_test(x_s, y_s, x_t, y_t, key=jax.random.key(0))
+    assert (found.statistic, found.p_value) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -262,10 +278,13 @@ def test_values_that_are_not_numbers_are_no_evidence():
         (dict(ridge=0.0), "ridge=0.0 must be a positive"),
         (dict(ridge=1e-7), "below n"),
         (dict(log_density_ratio=lambda x: x), r"must return shape \(70,\)"),
+        (dict(kernel="rbf"), "kernel='rbf' must be a function"),
+        (dict(label_kernel="rbf"), "label_kernel='rbf' must be a function"),
+        (dict(key=0), r"key=0 must be a random key, such as jax.random.key\(0\)"),
     ],
 )
 def test_errors_name_the_value_and_the_fix(change, message):
     names = ("x_s", "y_s", "x_t", "y_t")
     arguments = dict(zip(names, _draw(jax.random.key(1)), strict=True)) | change
     with pytest.raises(ValueError, match=message):
-        cmmd_test(**arguments, key=jax.random.key(0))
+        cmmd_test(**{"key": jax.random.key(0), **arguments})

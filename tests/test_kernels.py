@@ -20,6 +20,7 @@ from kln_jax import (
     laplacian,
     linear,
     median_bandwidth,
+    mmd,
     polynomial,
     rational_quadratic,
     squared_distances,
@@ -725,3 +726,32 @@ def test_median_bandwidth_needs_two_points(shape):
     with pytest.raises(ValueError, match="median_bandwidth") as error:
         median_bandwidth(np.zeros(shape, np.float32))
     assert str(shape) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("rbf", "kernel='rbf' must be a function"),
+        (None, "kernel=None must be a function"),
+        (gaussian_mixture, "kernel=gaussian_mixture makes a kernel: call it"),
+    ],
+)
+def test_what_is_no_kernel_is_refused(kernel, message):
+    x, y = jnp.ones((3, 2)), jnp.ones((3, 1))
+    with pytest.raises(ValueError, match=message):
+        mmd(x, x, kernel=kernel)
+    with pytest.raises(ValueError, match=message):
+        cmmd(x, y, x, y, kernel=kernel)
+    with pytest.raises(ValueError, match=f"label_{message}"):
+        cmmd(x, y, x, y, label_kernel=kernel)
+
+
+@pytest.mark.parametrize("bandwidths", [1.0, "13", None])
+def test_bandwidths_are_a_sequence(bandwidths):
+    with pytest.raises(ValueError, match=r"bandwidths=.* must be a sequence"):
+        gaussian_mixture(bandwidths)
+
+
+def test_the_sum_of_a_list_of_kernels_is_their_sum():
+    parts = [gaussian_mixture((1,)), laplacian(2.0)]
+    assert sum(parts) == parts[0] + parts[1]

@@ -138,13 +138,18 @@ def _run_configuration(
     config = configuration(name, entry.variant)
     config.update(dict(entry.changes))
     config.update(seed=seed, split_seed=seed, keep_last=1)
-    if epochs and epochs != config.num_epochs:
-        config.lr_milestones = tuple(
-            round(milestone * epochs / config.num_epochs)
-            for milestone in config.lr_milestones
-        )
-        config.num_epochs = epochs
+    if epochs:
+        set_epochs(config, epochs)
     return config
+
+
+def set_epochs(config: ConfigDict, epochs: int) -> None:
+    """Sets the number of epochs, and milestones at the same parts of them."""
+    config.lr_milestones = tuple(
+        round(milestone * epochs / config.num_epochs)
+        for milestone in config.lr_milestones
+    )
+    config.num_epochs = epochs
 
 
 def _make(

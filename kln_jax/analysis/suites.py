@@ -32,7 +32,7 @@ class Suite(NamedTuple):
 
     Attributes:
       title: What it shows.
-      quantity: What its numbers are: a key of `tables.QUANTITIES`.
+      quantity: What its numbers are: a key of ``tables.QUANTITIES``.
       datasets: Names of the data sets.
       entries: Its methods.
       paper: The paper's values by name of the method and data set.
