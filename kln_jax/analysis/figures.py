@@ -12,7 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from sklearn.manifold import TSNE
 
 from kln_jax import augment, steps
@@ -184,7 +184,9 @@ def curves(errors: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figur
                 linewidth=0,
             )
         axes.set(yscale="log", xlabel="epoch", ylabel="test error, %", title=title)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 

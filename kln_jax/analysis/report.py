@@ -83,7 +83,13 @@ def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
             groups = _groups(suite, records, config_name)
             if len(groups) < 2 or suite.quantity != "error":
                 continue
-            title = f"{config_name}: {suite.title}"
+            several = (record for group in groups.values() for record in group)
+            marks = {
+                mark: None for record in several for mark in tables.reductions(record)
+            }
+            title = "\n".join(
+                [f"{config_name}: {suite.title}", ", ".join(marks)]
+            ).strip()
             yield (
                 f"{config_name}-{name}",
                 figures.sweep({k: _errors(v) for k, v in groups.items()}, title)

@@ -103,11 +103,7 @@ def _ours(
     records: Sequence[Record], quantity: Quantity, paper: Value
 ) -> dict[str, str]:
     """Returns the cells of some runs that differ by their seeds."""
-    first, remarks = records[0], []
-    if first.partial_data:
-        remarks.append("part of the data")
-    if first.epochs < first.all_epochs:
-        remarks.append(f"{first.epochs} of {first.all_epochs} epochs")
+    first, remarks = records[0], reductions(records[0])
     last = _statistics(records, quantity.last)
     comparable = paper and last and not remarks
     if diverged := sum(record.error is None for record in records):
@@ -121,6 +117,16 @@ def _ours(
         "epochs": str(first.epochs),
         "remarks": "; ".join(remarks),
     }
+
+
+def reductions(record: Record) -> list[str]:
+    """Says in what a run is less than its configuration asks for."""
+    found = []
+    if record.partial_data:
+        found.append("part of the data")
+    if record.epochs < record.all_epochs:
+        found.append(f"{record.epochs} of {record.all_epochs} epochs")
+    return found
 
 
 def _statistics(

@@ -147,6 +147,8 @@ def test_a_report_says_what_was_reduced_and_what_was_not_measured(
     assert "| mnist | KLN | 0.39 | not measured |" in text
     for name in names:
         assert f"({name})" in text
+    titles = [draw.axes[0].get_title() for _, draw in report._figures(runs.read(out))]
+    assert titles[0] == "digits: A small one\n3 of 12 epochs"
 
 
 @pytest.mark.parametrize(
