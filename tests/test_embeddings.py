@@ -5,10 +5,10 @@ import functools
 import jax
 import numpy as np
 import pytest
-import small_run
 from sklearn.decomposition import PCA
 
 from kln_jax import embeddings
+from tests import small_run
 
 
 def _images(count=200, shape=(6, 5, 2)):
