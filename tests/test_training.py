@@ -201,6 +201,7 @@ def test_the_baselines_train_by_the_same_loop(variant, terms, tmp_path):
     assert training.load_run(tmp_path).config.variant == variant
 
 
+@pytest.mark.slow
 def test_the_first_steps_are_traced_if_asked_for(finished, tmp_path):
     workdir, result = finished
     again = training.train_and_evaluate(_config(profile=3), str(tmp_path))
@@ -209,6 +210,7 @@ def test_the_first_steps_are_traced_if_asked_for(finished, tmp_path):
     _assert_same_run(tmp_path, again, workdir, result)
 
 
+@pytest.mark.slow
 def test_a_kernel_on_an_autoencoder_trains_that_first_and_goes_on_from_there(
     tmp_path, caplog
 ):

@@ -102,6 +102,7 @@ def test_runs_of_other_keys_are_other_methods(out):
     assert len(runs.matching(records, "digits", same)) == 2
 
 
+@pytest.mark.slow
 def test_an_interrupted_suite_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SUITES, "small", SUITE._replace(seeds=1))
     arguments = ["analysis", "run", "small", f"--out={tmp_path}", "--epochs=1"]
