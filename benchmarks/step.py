@@ -49,7 +49,7 @@ AUGMENTATION: dict[str, dict[str, Any]] = {
 KERNEL = kernels.gaussian_mixture()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Form:
     """One way to run a training step, or a part of one.
 
@@ -67,7 +67,7 @@ class Form:
 
     def __post_init__(self) -> None:
         """Runs it once."""
-        object.__setattr__(self, "first", self.seconds() * self.num_steps)
+        self.first = self.seconds() * self.num_steps
 
     def seconds(self) -> float:
         """Seconds a step of one run."""

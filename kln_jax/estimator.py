@@ -279,7 +279,7 @@ class KLNClassifier(
                 np.flatnonzero(labelled).astype(np.int32),
                 show=bool(self.verbose),
             )
-        self.state_ = inference.without_optimiser(run.state)
+        self.state_ = steps.without_optimiser(run.state)
         return self
 
     def predict(self, X: ArrayLike) -> np.ndarray:

@@ -87,12 +87,9 @@ def load(workdir: str | pathlib.Path, *, best: bool = False) -> Trained:
         config, image_shape=image_shape, num_classes=len(class_names)
     )
     state = training.restore(directory, config, model, image_shape, best=best)
-    return Trained(config, class_names, image_shape, model, without_optimiser(state))
-
-
-def without_optimiser(state: TrainState) -> TrainState:
-    """Returns a state as NumPy arrays, without what only training needs."""
-    return jax.device_get(state.replace(opt_state=()))
+    return Trained(
+        config, class_names, image_shape, model, steps.without_optimiser(state)
+    )
 
 
 def predict(

@@ -437,6 +437,11 @@ def predict(model: KLN, state: TrainState, images: Array) -> Outputs:
     return cast(Outputs, outputs)  # Without mutable variables it is not a pair.
 
 
+def without_optimiser(state: TrainState) -> TrainState:
+    """Returns a state as NumPy arrays, without what only training needs."""
+    return jax.device_get(state.replace(opt_state=()))
+
+
 def _fold(key: Array, purpose: Purpose, step: Array) -> Array:
     return jax.random.fold_in(jax.random.fold_in(key, purpose), step)
 

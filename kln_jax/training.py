@@ -768,7 +768,7 @@ def _embedding(
     state, _ = training.run(
         directory / "autoencoder" if directory else None, show=parallel.is_main()
     )
-    return jax.device_get(state.replace(opt_state=()))
+    return steps.without_optimiser(state)
 
 
 def _load(config: ConfigDict) -> datasets.Dataset:
@@ -909,7 +909,7 @@ def _validate(config: ConfigDict) -> None:
 
 
 def _check_same_config(config: ConfigDict, directory: pathlib.Path) -> None:
-    """Refuses to go on in the working directory of another configuration."""
+    """Refuses a working directory that is none, or of another configuration."""
     path = directory / "config.json"
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"--workdir={directory} is a file. Choose a directory.")

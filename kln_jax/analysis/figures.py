@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +30,9 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
 }
 SAME, DIFFERENT = "#0072b2", "#d55e00"
+
+# Compiled once for all figures of a network that take as many images.
+_predict = jax.jit(steps.predict, static_argnums=0)
 
 
 def overview(run: Run, *, num_images: int = 300) -> Figure:
@@ -229,8 +231,7 @@ def _kernel(run: Run) -> Kernel:
 
 def embed(run: Run, images: np.ndarray) -> Outputs:
     """Applies a run's network to uint8 images ``(n, h, w, c)``."""
-    predict = jax.jit(functools.partial(steps.predict, run.model))
-    return predict(run.state, augment.to_unit(images))
+    return _predict(run.model, run.state, augment.to_unit(images))
 
 
 def kernel_histogram(axes: Axes, gram: np.ndarray, labels: np.ndarray) -> None:

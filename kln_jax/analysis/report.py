@@ -83,10 +83,12 @@ def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
             groups = _groups(suite, records, config_name)
             if len(groups) < 2 or suite.quantity != "error":
                 continue
-            several = (record for group in groups.values() for record in group)
-            marks = {
-                mark: None for record in several for mark in tables.reductions(record)
-            }
+            marks = dict.fromkeys(
+                mark
+                for group in groups.values()
+                for record in group
+                for mark in tables.reductions(record)
+            )
             title = "\n".join(
                 [f"{config_name}: {suite.title}", ", ".join(marks)]
             ).strip()

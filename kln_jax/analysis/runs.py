@@ -120,6 +120,7 @@ def make(
     names = [entry.name for entry in wanted]
     if unknown := set(methods) - set(names):
         raise ValueError(f"methods {sorted(unknown)} must be among {names}.")
+    planned = []  # All of it before the first run, which may take hours.
     for seed in range(seeds or suite.seeds):
         for name in config_names or suite.datasets:
             for entry in wanted:
@@ -128,8 +129,9 @@ def make(
                 config = _run_configuration(name, entry, seed, epochs)
                 config.data_dir = data_dir
                 config.allow_partial_data |= allow_partial_data
-                directory = out / name / _slug(entry) / str(seed)
-                yield _make(config, directory, interruption, keep=seed == 0)
+                planned.append((config, out / name / _slug(entry) / str(seed)))
+    for config, directory in planned:
+        yield _make(config, directory, interruption, keep=config.seed == 0)
 
 
 def _run_configuration(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -26,14 +27,6 @@ HEADER = (
 )
 
 
-def _error(record: Record) -> float | None:
-    return record.error
-
-
-def _late_error(record: Record) -> float | None:
-    return record.late_error
-
-
 class Quantity(NamedTuple):
     """What the numbers of a table are.
 
@@ -49,14 +42,18 @@ class Quantity(NamedTuple):
 
 
 QUANTITIES = {
-    "error": Quantity("test error, %", _error, _late_error),
+    "error": Quantity(
+        "test error, %",
+        operator.attrgetter("error"),
+        operator.attrgetter("late_error"),
+    ),
     "accuracy": Quantity(
         "test accuracy, %",
         lambda record: None if record.error is None else 100.0 - record.error,
         lambda record: None if record.late_error is None else 100.0 - record.late_error,
     ),
     "seconds": Quantity(
-        "seconds an epoch", lambda record: record.epoch_seconds, lambda record: None
+        "seconds an epoch", operator.attrgetter("epoch_seconds"), lambda record: None
     ),
 }
 

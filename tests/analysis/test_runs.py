@@ -164,6 +164,10 @@ def test_a_report_says_what_was_reduced_and_what_was_not_measured(
             ["run", "table1", "--out={out}", "--datasets", "imagenet"],
             r"there is no configs/imagenet.py here",
         ),
+        (
+            ["run", "ablations", "--out={out}", "--datasets", "cifar10"],
+            r"variant='cgmmn_mlp' must be one of",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message, tmp_path, monkeypatch):
