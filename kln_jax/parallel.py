@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 # After so long without a sign of life a process counts as dead, and all end.
 _HEARTBEAT_SECONDS = 30
-_THREADS_FOR_FORCED_DEVICES = 32
+_MIN_THREADS_FOR_FORCED_DEVICES = 32
 
 
 class LostProcessError(RuntimeError):
@@ -58,10 +59,7 @@ def join_processes(
     place = cluster(os.environ) if missing else "the command line"
     if place is None:
         return
-    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        # XLA has a thread a core. A device that waits for other processes holds one,
-        # and with none left for the work they all would wait for ever.
-        os.environ.setdefault("NPROC", str(_THREADS_FOR_FORCED_DEVICES))
+    _give_threads_to_forced_devices()
     try:
         jax.distributed.initialize(
             coordinator_address=coordinator_address,
@@ -77,6 +75,22 @@ def join_processes(
             f"The processes of {place} cannot be joined: {error} Give "
             "--coordinator_address=HOST:PORT --num_processes=N --process_id=I."
         ) from error
+
+
+def _give_threads_to_forced_devices() -> None:
+    """Lets XLA have more threads than cores, before it starts, if devices are forced.
+
+    It has a thread a core. A device that waits for others, or for its share of a
+    batched factorisation, holds one, and with none left for the work all of them would
+    wait for ever.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    forced = re.findall(r"xla_force_host_platform_device_count=(\d+)", flags)
+    if forced:
+        threads = max(
+            _MIN_THREADS_FOR_FORCED_DEVICES, 4 * int(forced[-1]), os.cpu_count() or 1
+        )
+        os.environ.setdefault("NPROC", str(threads))
 
 
 @contextlib.contextmanager
@@ -233,6 +247,7 @@ def choose_platform(platform: str) -> None:
     """
     if platform:
         jax.config.update("jax_platforms", platform)
+    _give_threads_to_forced_devices()
     try:
         found = jax.default_backend()
     except RuntimeError as error:

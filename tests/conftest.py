@@ -13,6 +13,9 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
+# More threads than cores, as kln_jax gives to forced devices if it starts JAX itself:
+# all that wait for each other hold one.
+os.environ["NPROC"] = "32"
 if importlib.metadata.version("jax").startswith("0.10."):
     # Halves the time once more; JAX 0.12 has neither the flag nor the need.
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"

@@ -60,6 +60,14 @@ def test_two_processes_of_two_devices_train_as_one_of_one(tmp_path):
     )
 
 
+def test_eight_forced_devices_on_few_cores_come_to_an_end(tmp_path):
+    # LAPACK divides batches of matrices of such a size among XLA's threads.
+    run = (*SMALL, "--config.batch_size=400", f"--workdir={tmp_path}")
+    status, output = end(start(*run, devices=8))
+    assert status == 0, output
+    assert "8 local and 8 global devices" in output
+
+
 def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
     arguments = (*SMALL, "--config.num_epochs=400", f"--workdir={tmp_path / 'run'}")
     process = start(*arguments)

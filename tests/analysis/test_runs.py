@@ -13,7 +13,7 @@ from kln_jax.analysis import report, runs
 from kln_jax.analysis.suites import SUITES, Entry, Suite
 from kln_jax.interruption import EXIT_CODE
 
-SMALL = (("batch_size", 40), ("latent_dim", 8), ("width", 0.05))
+SMALL = (("batch_size", 120), ("latent_dim", 8), ("width", 0.05))
 KLN = Entry("KLN", "supervised", SMALL)
 NO_AUTOENCODER = Entry("beta 0", "supervised", (*SMALL, ("reconstruction_weight", 0.0)))
 DIVERGES = Entry("diverges", "supervised", (*SMALL, ("divergence_bound", 1.5)))
