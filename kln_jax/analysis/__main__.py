@@ -43,7 +43,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--datasets", nargs="+", default=(), help="configurations, not the suite's"
     )
-    command.add_argument("--methods", nargs="+", default=(), help="some rows alone")
+    command.add_argument(
+        "--methods",
+        nargs="+",
+        default=(),
+        help="some rows alone: names, or patterns like 'KLN*'",
+    )
     command.add_argument("--seeds", type=_positive, help="how many, not the suite's")
     command.add_argument(
         "--epochs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import json
 import pathlib
@@ -95,7 +96,8 @@ def make(
 ) -> Iterator[str]:
     """Makes the runs of a suite that are not finished, one after the other.
 
-    Each has its own directory, ``OUT/CONFIG/METHOD/SEED``; suites share runs. A run
+    Each has its own directory, ``OUT/CONFIG/METHOD/SEED``, where METHOD names the
+    epochs if they are not all; suites share runs. A run
     that was interrupted goes on; one that diverged is not tried again. Checkpoints are
     kept of the first seed only, for the figures.
 
@@ -104,7 +106,8 @@ def make(
       out: Where the runs lie.
       data_dir: Where prepared data sets lie.
       config_names: Configurations instead of the suite's.
-      methods: Names of the methods, if not all.
+      methods: Names of the methods, or patterns such as ``"ridge 0.1, *"``, if not
+        all.
       seeds: Number of seeds instead of the suite's.
       epochs: Epochs, if not all; milestones move in proportion.
       allow_partial_data: Whether data sets may be of other than the known sizes.
@@ -118,31 +121,31 @@ def make(
     """
     wanted = [entry for entry in suite.entries if entry.variant]
     names = [entry.name for entry in wanted]
-    if unknown := set(methods) - set(names):
+    unknown = [pattern for pattern in methods if not fnmatch.filter(names, pattern)]
+    if unknown:
         raise ValueError(f"methods {sorted(unknown)} must be among {names}.")
+    if methods:
+        wanted = [
+            entry
+            for entry in wanted
+            if any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in methods)
+        ]
     planned = []  # All of it before the first run, which may take hours.
     for seed in range(seeds or suite.seeds):
         for name in config_names or suite.datasets:
             for entry in wanted:
-                if methods and entry.name not in methods:
-                    continue
-                config = _run_configuration(name, entry, seed, epochs)
+                config = configuration(name, entry.variant)
+                config.update(dict(entry.changes))
+                config.update(seed=seed, split_seed=seed, keep_last=1)
                 config.data_dir = data_dir
                 config.allow_partial_data |= allow_partial_data
-                planned.append((config, out / name / _slug(entry) / str(seed)))
+                method = _slug(entry)
+                if epochs and epochs != config.num_epochs:
+                    set_epochs(config, epochs)
+                    method += f",epochs={epochs}"
+                planned.append((config, out / name / method / str(seed)))
     for config, directory in planned:
         yield _make(config, directory, interruption, keep=config.seed == 0)
-
-
-def _run_configuration(
-    name: str, entry: Entry, seed: int, epochs: int | None
-) -> ConfigDict:
-    config = configuration(name, entry.variant)
-    config.update(dict(entry.changes))
-    config.update(seed=seed, split_seed=seed, keep_last=1)
-    if epochs:
-        set_epochs(config, epochs)
-    return config
 
 
 def set_epochs(config: ConfigDict, epochs: int) -> None:
@@ -178,7 +181,10 @@ def _make(
 
 
 def _slug(entry: Entry) -> str:
-    changes = (f"{key}={value:g}" for key, value in entry.changes)
+    changes = (
+        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in entry.changes
+    )
     return ",".join([entry.variant, *changes])
 
 

@@ -37,17 +37,40 @@ def out(tmp_path_factory):
     failing = SUITE._replace(entries=(DIVERGES,))
     (line,) = runs.make(failing, directory, epochs=EPOCHS)
     assert "diverges" not in line  # It is named by its keys, which say what it is.
-    assert "divergence_bound=1.5/0: diverged, " in line
+    assert f"divergence_bound=1.5,epochs={EPOCHS}/0: diverged, " in line
     return directory
 
 
 def test_each_run_has_a_directory_a_seed_and_a_subset_of_its_own(out):
     configs = sorted(out.glob("digits/supervised,*/*/config.json"))
     seeds = [json.loads(path.read_text()) for path in configs]
-    assert [(c["seed"], c["split_seed"]) for c in seeds] == [(0, 0), (1, 1), (0, 0)]
+    assert [(c["seed"], c["split_seed"]) for c in seeds] == [(0, 0), (0, 0), (1, 1)]
     # The milestones of 12 epochs, 4, 8 and 10, at the same parts of 3.
     assert seeds[0]["lr_milestones"] == [1, 2, 2]
     assert seeds[0]["num_epochs"] == EPOCHS
+
+
+def test_a_directory_names_the_epochs_where_they_are_not_all(out, monkeypatch):
+    assert {path.name.endswith(f",epochs={EPOCHS}") for path in out.glob("*/*")} == {
+        True
+    }
+    made = []
+    monkeypatch.setattr(runs, "_make", lambda config, *given, keep: made.append(given))
+    list(runs.make(SUITE, out, seeds=1))
+    list(runs.make(SUITE, out, seeds=1, epochs=12))
+    assert [given[0].parent.name for given in made] == [runs._slug(KLN)] * 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"), [("KLN", 1), ("KLN*", 2), ("*printed", 1)]
+)
+def test_methods_may_be_patterns(pattern, count, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(runs, "_make", lambda config, *given, keep: made.append(given))
+    entries = (KLN, KLN._replace(name="KLN again"), KLN._replace(name="as printed"))
+    suite = SUITE._replace(entries=entries)
+    list(runs.make(suite, tmp_path, seeds=1, methods=[pattern]))
+    assert len(made) == count
 
 
 def test_checkpoints_are_kept_of_the_first_seed(out):
