@@ -86,10 +86,10 @@ def _give_threads_to_forced_devices() -> None:
     """
     flags = os.environ.get("XLA_FLAGS", "")
     forced = re.findall(r"xla_force_host_platform_device_count=(\d+)", flags)
-    if forced:
-        threads = max(
-            _MIN_THREADS_FOR_FORCED_DEVICES, 4 * int(forced[-1]), os.cpu_count() or 1
-        )
+    # The other way: JAX_NUM_CPU_DEVICES, or the option of that name; -1 if not given.
+    devices = max(jax.config.jax_num_cpu_devices, *map(int, forced), 0)  # type: ignore[attr-defined]
+    if devices > 1:
+        threads = max(_MIN_THREADS_FOR_FORCED_DEVICES, 4 * devices, os.cpu_count() or 1)
         os.environ.setdefault("NPROC", str(threads))
 
 

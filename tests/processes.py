@@ -23,6 +23,7 @@ def environment(devices=1, **more):
     flags = re.sub(r"--xla_force_host\S*", "", os.environ["XLA_FLAGS"])
     if devices > 1:
         flags += f" --xla_force_host_platform_device_count={devices}"
+    # Threads are for the process to find out.
     own = {name: value for name, value in os.environ.items() if name != "NPROC"}
     return {**own, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, **more}
 

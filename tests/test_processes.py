@@ -60,10 +60,11 @@ def test_two_processes_of_two_devices_train_as_one_of_one(tmp_path):
     )
 
 
-def test_eight_forced_devices_on_few_cores_come_to_an_end(tmp_path):
+@pytest.mark.parametrize("force", [{"devices": 8}, {"JAX_NUM_CPU_DEVICES": "8"}])
+def test_eight_forced_devices_on_few_cores_come_to_an_end(force, tmp_path):
     # LAPACK divides batches of matrices of such a size among XLA's threads.
-    run = (*SMALL, "--config.batch_size=400", f"--workdir={tmp_path}")
-    status, output = end(start(*run, devices=8))
+    run = (*SMALL, "--config.batch_size=400", "--config.num_epochs=1")
+    status, output = end(start(*run, f"--workdir={tmp_path}", **force))
     assert status == 0, output
     assert "8 local and 8 global devices" in output
 

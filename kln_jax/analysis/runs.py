@@ -97,17 +97,16 @@ def make(
     """Makes the runs of a suite that are not finished, one after the other.
 
     Each has its own directory, ``OUT/CONFIG/METHOD/SEED``, where METHOD names the
-    epochs if they are not all; suites share runs. A run
-    that was interrupted goes on; one that diverged is not tried again. Checkpoints are
-    kept of the first seed only, for the figures.
+    epochs if they are not all; suites share runs. A run that was interrupted goes on;
+    one that diverged is not tried again. Checkpoints are kept of the first seed only,
+    for the figures.
 
     Args:
       suite: The suite.
       out: Where the runs lie.
       data_dir: Where prepared data sets lie.
       config_names: Configurations instead of the suite's.
-      methods: Names of the methods, or patterns such as ``"ridge 0.1, *"``, if not
-        all.
+      methods: Names of the methods, or patterns such as ``"KLN*"``, if not all.
       seeds: Number of seeds instead of the suite's.
       epochs: Epochs, if not all; milestones move in proportion.
       allow_partial_data: Whether data sets may be of other than the known sizes.
@@ -121,15 +120,10 @@ def make(
     """
     wanted = [entry for entry in suite.entries if entry.variant]
     names = [entry.name for entry in wanted]
-    unknown = [pattern for pattern in methods if not fnmatch.filter(names, pattern)]
-    if unknown:
-        raise ValueError(f"methods {sorted(unknown)} must be among {names}.")
-    if methods:
-        wanted = [
-            entry
-            for entry in wanted
-            if any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in methods)
-        ]
+    found = {pattern: fnmatch.filter(names, pattern) for pattern in methods or "*"}
+    if unknown := sorted(pattern for pattern in found if not found[pattern]):
+        raise ValueError(f"methods {unknown} must be among {names}.")
+    wanted = [entry for entry in wanted if entry.name in set().union(*found.values())]
     planned = []  # All of it before the first run, which may take hours.
     for seed in range(seeds or suite.seeds):
         for name in config_names or suite.datasets:
@@ -181,10 +175,7 @@ def _make(
 
 
 def _slug(entry: Entry) -> str:
-    changes = (
-        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-        for key, value in entry.changes
-    )
+    changes = (f"{key}={value:g}" for key, value in entry.changes)
     return ",".join([entry.variant, *changes])
 
 

@@ -50,27 +50,37 @@ def test_each_run_has_a_directory_a_seed_and_a_subset_of_its_own(out):
     assert seeds[0]["num_epochs"] == EPOCHS
 
 
-def test_a_directory_names_the_epochs_where_they_are_not_all(out, monkeypatch):
-    assert {path.name.endswith(f",epochs={EPOCHS}") for path in out.glob("*/*")} == {
-        True
-    }
-    made = []
-    monkeypatch.setattr(runs, "_make", lambda config, *given, keep: made.append(given))
+@pytest.fixture
+def planned(monkeypatch):
+    """The directories of the runs that would have been made."""
+    directories = []
+    monkeypatch.setattr(
+        runs,
+        "_make",
+        lambda config, directory, *given, keep: directories.append(directory),
+    )
+    return directories
+
+
+def test_a_directory_names_the_epochs_where_they_are_not_all(out, planned):
+    methods = [path.name for path in out.glob("*/*")]
+    assert methods == [name for name in methods if name.endswith(f",epochs={EPOCHS}")]
     list(runs.make(SUITE, out, seeds=1))
     list(runs.make(SUITE, out, seeds=1, epochs=12))
-    assert [given[0].parent.name for given in made] == [runs._slug(KLN)] * 2
+    list(runs.make(SUITE, out, seeds=1, epochs=EPOCHS))
+    whole = out / "digits" / runs._slug(KLN) / "0"
+    assert planned[:2] == [whole, whole]
+    assert planned[2].parent.name in methods
 
 
 @pytest.mark.parametrize(
     ("pattern", "count"), [("KLN", 1), ("KLN*", 2), ("*printed", 1)]
 )
-def test_methods_may_be_patterns(pattern, count, tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(runs, "_make", lambda config, *given, keep: made.append(given))
+def test_methods_may_be_patterns(pattern, count, tmp_path, planned):
     entries = (KLN, KLN._replace(name="KLN again"), KLN._replace(name="as printed"))
     suite = SUITE._replace(entries=entries)
     list(runs.make(suite, tmp_path, seeds=1, methods=[pattern]))
-    assert len(made) == count
+    assert len(planned) == count
 
 
 def test_checkpoints_are_kept_of_the_first_seed(out):
