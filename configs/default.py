@@ -22,7 +22,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.evaluate_on = "test"
     # Whether SVHN's `extra` images belong to the training set.
     config.use_extra = False
-    # Side of own_images in pixels: 28 makes them grey, 32 RGB.
+    # Side of digits and own_images in pixels: 28, or 32 for network "conv_large". Own
+    # images become grey with 28 and RGB with 32.
     config.image_size = 28
     # Part of own_images that is held out where they have no test images.
     config.test_fraction = 0.2
@@ -47,6 +48,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.width = 1.0
     # Dimensions of Z.
     config.latent_dim = 128
+    # Whether Z is batch-normalised after all, before kernel, classifier and decoder.
+    config.normalise_z = False
     # Of the networks' computation: "float32" or "bfloat16".
     config.dtype = "float32"
 

@@ -164,7 +164,7 @@ def load(
     """Loads a data set.
 
     - ``digits``: the 1,797 digits that come with scikit-learn, 8x8 resized to
-      28x28, in a fixed stratified split of 1,437 train and 360 test images.
+      ``image_size``, in a fixed stratified split of 1,437 train and 360 test images.
     - ``mnist``, ``fashion_mnist``, ``svhn_cropped``, ``cifar10``, ``cifar100``:
       from tensorflow-datasets. A set that is not in ``data_dir`` is prepared
       there, if the network and TensorFlow are there.
@@ -191,7 +191,8 @@ def load(
       test_fraction: Share held out of own images that have no test part.
       use_extra: Adds SVHN's 531,131 extra images to the training images.
       allow_partial_data: Takes a TFDS set whose sizes are not the known ones.
-      image_size: Side of own images: 28 makes them grey, 32 RGB.
+      image_size: Side of digits and of own images, 28 or 32. Own images become grey
+        with 28 and RGB with 32.
       cache_dir: Where decoded TFDS images are kept. None means .kln_jax_cache in
         ``data_dir`` or, where that is read-only, kln_jax in the user's cache
         directory (``XDG_CACHE_HOME`` or ~/.cache).
@@ -223,11 +224,13 @@ def load(
             'evaluate_on is "validation" but validation_fraction is 0; set '
             "validation_fraction to the share of the training images to evaluate on"
         )
+    if image_size not in (28, 32):
+        raise DatasetError(f"image_size must be 28 or 32, not {image_size}")
     if use_extra and name != "svhn_cropped":
         raise DatasetError(f"use_extra is for svhn_cropped; {name} has no extra images")
 
     if name == "digits":
-        parts = _load_digits()
+        parts = _load_digits(image_size)
     elif name == "own_images":
         parts = _load_own_images(data_dir, image_size, test_fraction)
     else:
@@ -345,17 +348,17 @@ def _stratified_order(labels: np.ndarray) -> np.ndarray:
     return np.argsort(place, kind="stable")
 
 
-def _load_digits() -> Dataset:
+def _load_digits(side: int) -> Dataset:
     import PIL.Image
     import sklearn
     import sklearn.datasets
 
     pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
     pixels = np.round(pixels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    images = np.empty((len(pixels), 28, 28, 1), np.uint8)
+    images = np.empty((len(pixels), side, side, 1), np.uint8)
     for image, small in zip(images, pixels, strict=True):
         resized = PIL.Image.fromarray(small).resize(
-            (28, 28), PIL.Image.Resampling.BILINEAR
+            (side, side), PIL.Image.Resampling.BILINEAR
         )
         image[..., 0] = np.asarray(resized)
     order = _stratified_order(labels)
@@ -377,10 +380,6 @@ def _load_own_images(
     if data_dir is None:
         raise DatasetError(
             "own_images needs data_dir: a folder with train/CLASS/*.png or an .npz file"
-        )
-    if image_size not in (28, 32):
-        raise DatasetError(
-            f"image_size must be 28 (grey) or 32 (RGB), not {image_size}"
         )
     if not 0 < test_fraction < 1:
         raise DatasetError(f"test_fraction must be in (0, 1), not {test_fraction}")

@@ -84,6 +84,7 @@ class KLNClassifier(
       network: ``"mnist"`` or ``"mlp"`` (28x28), or ``"conv_large"`` (32x32).
       width: Channels of hidden layers relative to the paper's.
       latent_dim: Dimensions of Z.
+      normalise_z: Whether Z is batch-normalised after all.
       dtype: Of the networks' computation: ``"float32"`` or ``"bfloat16"``.
       objective: ``"cmmd"``, or ``"cross_entropy"`` or ``"reconstruction"`` alone in
         its place, the baselines.
@@ -153,6 +154,7 @@ class KLNClassifier(
         network: str = "mnist",
         width: float = 1.0,
         latent_dim: int = 128,
+        normalise_z: bool = False,
         dtype: str = "float32",
         objective: str = "cmmd",
         kernel_on: str = "z",
@@ -187,6 +189,7 @@ class KLNClassifier(
         self.network = network
         self.width = width
         self.latent_dim = latent_dim
+        self.normalise_z = normalise_z
         self.dtype = dtype
         self.objective = objective
         self.kernel_on = kernel_on
@@ -453,6 +456,7 @@ class KLNClassifier(
             image_shape=self._network_shape(),
             num_classes=len(self.classes_),
             latent_dim=self.config_["latent_dim"],
+            normalise_z=self.config_["normalise_z"],
             width=self.config_["width"],
             dtype=jnp.dtype(self.config_["dtype"]),
         )

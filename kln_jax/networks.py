@@ -35,6 +35,18 @@ class Outputs(NamedTuple):
     logits: Array
 
 
+def _batch_norm(
+    axis_name: str | None, dtype: DTypeLike, *, train: bool
+) -> nn.BatchNorm:
+    return nn.BatchNorm(
+        use_running_average=not train,
+        momentum=0.9,  # PyTorch's 0.1.
+        epsilon=1e-5,
+        axis_name=axis_name,
+        dtype=dtype,
+    )
+
+
 class _Normalised(nn.Module):
     """Batch normalisation, then (leaky) ReLU.
 
@@ -50,13 +62,7 @@ class _Normalised(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, *, train: bool) -> Array:
-        x = nn.BatchNorm(
-            use_running_average=not train,
-            momentum=0.9,  # PyTorch's 0.1.
-            epsilon=1e-5,
-            axis_name=self.axis_name,
-            dtype=self.dtype,
-        )(x)
+        x = _batch_norm(self.axis_name, self.dtype, train=train)(x)
         return nn.leaky_relu(x, self.slope)
 
 
@@ -279,11 +285,15 @@ class KLN(nn.Module):
       encoder: Maps images to Z; `MnistEncoder`, `MlpEncoder` or `ConvLargeEncoder`.
       decoder: Maps Z to images; the decoder of the same name.
       num_classes: Number C of classes.
+      normalise_z: Whether Z is batch-normalised once more.
+      axis_name: Device axis over which its batch statistics are shared.
     """
 
     encoder: nn.Module
     decoder: nn.Module
     num_classes: int
+    normalise_z: bool = False
+    axis_name: str | None = None
 
     @nn.compact
     def __call__(
@@ -303,6 +313,8 @@ class KLN(nn.Module):
         if positions is None:
             positions = jnp.arange(len(x), dtype=jnp.int32)
         z = self.encoder(x, positions, train=train).astype(jnp.float32)
+        if self.normalise_z:
+            z = _batch_norm(self.axis_name, jnp.float32, train=train)(z)
         logits = nn.Dense(self.num_classes, name="classifier")(z)
         return Outputs(z, self.decoder(z, train=train), logits)
 
@@ -322,6 +334,7 @@ def build(
     image_shape: tuple[int, int, int],
     num_classes: int,
     latent_dim: int = 128,
+    normalise_z: bool = False,
     width: float = 1.0,
     dtype: DTypeLike = jnp.float32,
     axis_name: str | None = None,
@@ -333,6 +346,7 @@ def build(
       image_shape: Height, width and channels of the images.
       num_classes: Number of classes.
       latent_dim: Dimensions of Z.
+      normalise_z: Whether Z is batch-normalised after all.
       width: Channels of the hidden layers relative to the paper's.
       dtype: dtype of the networks' computation; parameters, batch statistics, Z and
         logits are float32.
@@ -360,4 +374,6 @@ def build(
         encoder=encoder(latent_dim=latent_dim, **common),
         decoder=decoder(channels=image_shape[2], **common),
         num_classes=num_classes,
+        normalise_z=normalise_z,
+        axis_name=axis_name,
     )

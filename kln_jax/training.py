@@ -605,6 +605,7 @@ def build_model(
         image_shape=image_shape,
         num_classes=num_classes,
         latent_dim=config.latent_dim,
+        normalise_z=config.normalise_z,
         width=config.width,
         dtype=jnp.dtype(config.dtype),
         axis_name=steps.AXIS,

@@ -89,6 +89,34 @@ def test_outputs_are_float32_images_in_the_unit_interval(network, dtype):
     assert 0 <= outputs.reconstruction.min() <= outputs.reconstruction.max() <= 1
 
 
+@pytest.mark.parametrize("network", SHAPES)
+def test_normalised_z_has_mean_zero_and_variance_one_in_training(network):
+    model = networks.build(
+        network,
+        image_shape=SHAPES[network],
+        num_classes=3,
+        width=0.05,
+        normalise_z=True,
+    )
+    variables = _variables(model, SHAPES[network])
+    images = jax.random.uniform(jax.random.key(1), (16, *SHAPES[network]))
+    apply = jax.jit(model.apply, static_argnames=("train", "mutable"))
+    keys = {"dropout": jax.random.key(2)}
+    outputs, updated = apply(
+        variables, images, train=True, mutable=("batch_stats",), rngs=keys
+    )
+    np.testing.assert_allclose(outputs.z.mean(0), 0.0, atol=1e-4)
+    varying = outputs.z.std(0) > 0.5  # A small ReLU unit may be constant.
+    assert varying.mean() > 0.5
+    # Kernel, classifier and decoder see the same Z; in evaluation the running one.
+    classifier = variables["params"]["classifier"]
+    logits = outputs.z @ classifier["kernel"] + classifier["bias"]
+    np.testing.assert_allclose(outputs.logits, logits, rtol=1e-3, atol=1e-4)
+    before = apply(variables, images).z
+    after = apply({**variables, **updated}, images).z
+    assert np.abs(before - after).max() > 1e-3
+
+
 def test_batch_statistics_follow_with_a_tenth_and_are_used_in_evaluation():
     model = networks.build("mnist", image_shape=(28, 28, 1), num_classes=3, width=0.05)
     variables = _variables(model, (28, 28, 1))

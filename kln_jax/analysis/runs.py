@@ -175,7 +175,10 @@ def _make(
 
 
 def _slug(entry: Entry) -> str:
-    changes = (f"{key}={value:g}" for key, value in entry.changes)
+    changes = (
+        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in entry.changes
+    )
     return ",".join([entry.variant, *changes])
 
 

@@ -122,6 +122,39 @@ def _sweep(key: str, values: tuple[float, ...], base: Entry, title: str) -> Suit
     return Suite(title, "error", _IN_TURN[:3], entries)
 
 
+# What keeps the first steps from harm, for the study of it.
+_STABILISERS: dict[str, tuple[tuple[str, Any], ...]] = {
+    "none": (("warmup_steps", 0), ("clip_norm", 0.0)),
+    "warm-up": (("warmup_steps", 100), ("clip_norm", 0.0)),
+    "clipping": (("warmup_steps", 0), ("clip_norm", 10.0)),
+    "normalised Z": (("warmup_steps", 0), ("clip_norm", 0.0), ("normalise_z", True)),
+}
+_RIDGES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
+_NARROW = (("width", 0.25),)
+_NARROW_DEEP = (("network", "conv_large"), ("image_size", 32), ("width", 0.125))
+
+
+def _fragility(variant: str, network: tuple[tuple[str, Any], ...], title: str) -> Suite:
+    entries = tuple(
+        Entry(
+            f"ridge {ridge:g}, {stabiliser}, {label_kernel} labels, {reduction}",
+            variant,
+            (
+                *network,
+                ("ridge", ridge),
+                *changes,
+                ("label_kernel", label_kernel),
+                ("reconstruction_reduction", reduction),
+            ),
+        )
+        for label_kernel in ("linear", "gaussian")
+        for reduction in ("sum", "mean")
+        for stabiliser, changes in _STABILISERS.items()
+        for ridge in _RIDGES
+    )
+    return Suite(title, "error", ("digits",), entries, seeds=3)
+
+
 SUITES: dict[str, Suite] = {
     "table1": _supervised("mnist", "MNIST", Entry("CGMMN-MLP", "cgmmn_mlp")),
     "table2": _supervised("svhn", "SVHN"),
@@ -212,5 +245,21 @@ SUITES: dict[str, Suite] = {
             Entry("as printed", "semi_as_printed"),
         ),
         seeds=5,
+    ),
+    "fragility": _fragility(
+        "supervised", _NARROW, "All labels: what the objective as printed withstands"
+    ),
+    "fragility_semi": _fragility(
+        "semi", _NARROW, "Few labels: what the objective as printed withstands"
+    ),
+    "fragility_deep": _fragility(
+        "supervised",
+        _NARROW_DEEP,
+        "All labels, the network for 32x32 images: what the objective withstands",
+    ),
+    "fragility_deep_semi": _fragility(
+        "semi",
+        _NARROW_DEEP,
+        "Few labels, the network for 32x32 images: what the objective withstands",
     ),
 }
