@@ -99,13 +99,16 @@ class Setup(NamedTuple):
     data: steps.TrainingData
 
 
-def build(network: str, batch_size: int, dtype: str = "float32") -> Setup:
+def build(
+    network: str, batch_size: int, dtype: str = "float32", *, width: float = 1.0
+) -> Setup:
     """Makes a network, its optimiser and random images."""
     shape = SHAPES[network]
     model = networks.build(
         network,
         image_shape=shape,
         num_classes=10,
+        width=width,
         axis_name=steps.AXIS,
         dtype=jnp.dtype(dtype),
     )

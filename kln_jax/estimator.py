@@ -43,6 +43,7 @@ _RUN = dict(
     checkpoint_every_steps=0,
     keep_last=1,
     keep_best=0,
+    num_seeds=1,
     on_nonfinite="stop",
     max_skipped_steps=10,
     divergence_bound=1e6,

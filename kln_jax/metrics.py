@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -149,29 +149,50 @@ def progress_bar(num_epochs: int, *, done: int) -> tqdm:
     )
 
 
-def show(bar: tqdm, scalars: Mapping[str, float], logger: logging.Logger) -> None:
+def mean_and_spread(values: Sequence[float]) -> str:
+    """Writes the mean of percentages, and of several their standard deviation.
+
+    Args:
+      values: At least one.
+
+    Returns:
+      Text of two decimals.
+
+    Examples:
+      >>> mean_and_spread([2.0]), mean_and_spread([1.0, 2.0, 3.0])
+      ('2.00', '2.00 ± 1.00')
+    """
+    text = f"{np.mean(values):.2f}"
+    return f"{text} ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else text
+
+
+def show(
+    bar: tqdm, seeds: Sequence[Mapping[str, float]], logger: logging.Logger
+) -> None:
     """Shows an epoch on the bar, or as a line of the log where there is no bar.
 
     Args:
       bar: From `progress_bar`.
-      scalars: Metrics of the epoch.
+      seeds: Metrics of the epoch, of each seed that is trained; their means are shown,
+        and the standard deviation of their errors.
       logger: Where the line goes.
     """
+    scalars = {name: [one[name] for one in seeds if name in one] for name in seeds[0]}
     shown = {
-        name.removesuffix("_percent").replace("_", " "): f"{scalars[name]:.4g}"
+        name.removesuffix("_percent").replace("_", " "): f"{np.mean(scalars[name]):.4g}"
         for name in ("loss", "cmmd", "reconstruction", "confidence")
         if name in scalars
     }
     for name in ("test_error_percent", "validation_error_percent"):
         if name in scalars:
             shown[name.removesuffix("_percent").replace("_", " ")] = (
-                f"{scalars[name]:.2f} %"
+                f"{mean_and_spread(scalars[name])} %"
             )
     bar.set_postfix(shown, refresh=False)
     bar.update()
     if not bar.disable:
         return
-    epoch, total = int(scalars["epoch"]), bar.total
-    seconds_left = scalars["wall_seconds"] / epoch * (total - epoch)
+    epoch, total = int(seeds[0]["epoch"]), bar.total
+    seconds_left = seeds[0]["wall_seconds"] / epoch * (total - epoch)
     text = ", ".join(f"{name} {value}" for name, value in shown.items())
     logger.info("epoch %d/%d: %s, %.0f s left", epoch, total, text, seconds_left)

@@ -293,7 +293,7 @@ def make_train_step(
         metrics |= {f"gradient_norm_{part}": value for part, value in norms.items()}
         metrics |= {"gradient_norm": norm, "healthy": healthy}
         metrics |= lax.cond(
-            ((state.step + 1) % diagnose_every == 0) | ~healthy,
+            _any_seed(((state.step + 1) % diagnose_every == 0) | ~healthy),
             diagnostics,
             lambda *x: jax.tree.map(jnp.zeros_like, jax.eval_shape(diagnostics, *x)),
             *features,
@@ -440,6 +440,22 @@ def predict(model: KLN, state: TrainState, images: Array) -> Outputs:
 def without_optimiser(state: TrainState) -> TrainState:
     """Returns a state as NumPy arrays, without what only training needs."""
     return jax.device_get(state.replace(opt_state=()))
+
+
+@jax.custom_batching.custom_vmap
+def _any_seed(wanted: Array) -> Array:
+    """Returns whether it is wanted; under `jax.vmap` over seeds, by any of them.
+
+    A condition of each seed's own would be no branch: both sides would be computed in
+    every step, and the factorisations of one beside those of the objective.
+    """
+    return wanted
+
+
+@_any_seed.def_vmap
+def _(axis_size: int, in_batched: list[bool], wanted: Array) -> tuple[Array, bool]:
+    del axis_size, in_batched
+    return jnp.any(wanted), False
 
 
 def _fold(key: Array, purpose: Purpose, step: Array) -> Array:

@@ -12,8 +12,8 @@ import logging
 import pathlib
 import platform
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,8 @@ from kln_jax.steps import TrainingData, TrainState
 
 logger = logging.getLogger("kln_jax")
 
+T = TypeVar("T")
+
 # Keys that say where a run computes, not what: a run may go on with others.
 WHEREABOUTS = (
     "data_dir",
@@ -51,6 +53,7 @@ WHEREABOUTS = (
     "checkpoint_every_steps",
     "keep_last",
     "keep_best",
+    "num_seeds",
 )
 
 # The key to turn first when a metric of a step is not healthy.
@@ -105,14 +108,44 @@ class Run(NamedTuple):
     state: TrainState
 
 
+class _Ended(NamedTuple):
+    """How the run of a seed ended.
+
+    Attributes:
+      state: Its last state.
+      scalars: The metrics of its last epoch.
+      failure: How it diverged; "" if it did not.
+    """
+
+    state: TrainState
+    scalars: dict[str, Any]
+    failure: str
+
+
 class _Program(NamedTuple):
-    """The compiled functions of a run, each but the first over all devices."""
+    """The compiled functions of a run, each but the first over all devices.
+
+    Of several seeds, each but the first takes and gives arrays with a leading axis of
+    seeds, except for the images, the labels, the embedding and the epoch.
+    """
 
     init: Callable[[jax.Array], TrainState]
     rows: Callable[..., steps.Rows]
     train: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
     evaluate: Callable[..., dict[str, jax.Array]]
     steps_per_epoch: int
+    several: bool
+
+    def pack(self, trees: Sequence[T]) -> T:
+        """Returns what the functions take, from the NumPy arrays of each seed."""
+        if not self.several:
+            return trees[0]
+        stacked: T = jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+        return stacked
+
+    def unpack(self, tree: T, index: int) -> T:
+        """Returns the arrays of one seed, by its place, from what they give."""
+        return _at(tree, index) if self.several else tree
 
 
 def train_and_evaluate(
@@ -127,6 +160,8 @@ def train_and_evaluate(
     shape of an image), ``labelled.npy`` (rows of the labelled images),
     ``metrics.jsonl`` (a line an epoch), ``tensorboard/``, ``checkpoints/`` and, at the
     end, ``result.json``. Of several processes only the first reads and writes it.
+    With ``num_seeds`` above 1 it gets such a directory for each seed instead, named
+    by it.
 
     Args:
       config: All keys of ``configs/default.py``.
@@ -134,17 +169,20 @@ def train_and_evaluate(
       interruption: Signals to listen to; none by default.
 
     Returns:
-      The content of ``result.json``.
+      The content of ``result.json``; with ``num_seeds`` above 1 that of each seed, by
+      the name of its directory.
 
     Raises:
       ValueError: If the configuration, the data, the device or the working directory
         will not do.
-      DivergenceError: If training diverges; the last healthy state is saved.
+      DivergenceError: If training diverges; the last healthy state is saved. Of
+        several seeds the others are trained to their end before.
       CheckpointError: If no checkpoint can be written, or none of those read.
       Interrupted: If a signal came; the state is saved.
     """
     _validate(config)
     parallel.choose_platform(config.platform)
+    _check_seeds(config)
     parallel.check_batch_size(config.batch_size)
     parallel.cache_compilations(config.compilation_cache)
     logger.info(parallel.describe())
@@ -152,38 +190,63 @@ def train_and_evaluate(
     if not is_main:
         logger.setLevel(logging.ERROR)  # The first one says the rest.
     interruption = interruption or Interruption()
-    directory = pathlib.Path(workdir) if workdir and is_main else None
+    place = pathlib.Path(workdir) if workdir and is_main else None
+    # By the name of its directory in that place: "" is the place itself.
+    configs = _of_each_seed(config)
     with interruption.may_leave(lambda: _NOTHING_NEW):
-        if directory:
-            _check_same_config(config, directory)
-        finished = bool(directory and (directory / "result.json").exists())
-        if parallel.from_main(np.asarray(finished)):
-            return _finished(directory)
+        if place:
+            _check_place(config, place)
+            for name, own in configs.items():
+                _check_same_config(own, place / name)
+        finished = [
+            bool(place and (place / name / "result.json").exists()) for name in configs
+        ]
+        finished = parallel.from_main(np.asarray(finished)).tolist()
+        if all(finished):
+            return _finished(place, list(configs))
+        left = [name for name, done in zip(configs, finished, strict=True) if not done]
         with parallel.main_first():  # It prepares and caches what the others read.
             data = _load(config)
         _warn_of_shared_images(data)
-        labelled = _labelled_rows(config, data.train_labels, directory)
-        labelled = parallel.from_main(labelled)
-        program = _compile(config, data)
+        labelled = []
+        for name in left:
+            directory = place / name if place else None
+            rows = _labelled_rows(configs[name], data.train_labels, directory)
+            labelled.append(parallel.from_main(rows))
+        program = _compile(config, data, several=config.num_seeds > 1)
 
+    directories: list[pathlib.Path | None] = [None] * len(left)
     if is_main:
-        directory = directory or _fresh_directory(config)
-        directory.mkdir(parents=True, exist_ok=True)
-        print(f"Working directory: {directory}", flush=True)
-        metrics.write_json(directory / "config.json", json.loads(config.to_json()))
-        about = dict(
-            class_names=data.class_names, image_shape=data.train_images.shape[1:]
-        )
-        metrics.write_json(directory / "data.json", about)
-        _store_rows(directory / "labelled.npy", labelled)
+        place = place or _fresh_directory(config)
+        directories = [place / name for name in left]
+        print(f"Working directory: {place}", flush=True)
+        for name, rows in zip(left, labelled, strict=True):
+            _prepare(place / name, configs[name], data, rows)
     with parallel.lost_processes_said():
-        embedding = _embedding(config, data, labelled, directory, interruption)
-        training = _Training(config, data, labelled, program, interruption, embedding)
-        result = _result(config, data, *training.run(directory, show=is_main))
-    if directory:
-        metrics.write_json(directory / "result.json", result)
-        print(f"{_closing(result)}\nEverything lies in {directory}.")
-    return result
+        embedding = _embedding(config, data, labelled[0], directories[0], interruption)
+        training = _Training(
+            [configs[name] for name in left],
+            data,
+            labelled,
+            program,
+            interruption,
+            embedding,
+        )
+        ended = training.run(directories, show=is_main)
+        results = {
+            name: _result(configs[name], data, one.state, one.scalars)
+            for name, one in zip(left, ended, strict=True)
+            if not one.failure
+        }
+    if place:
+        for name, result in results.items():
+            metrics.write_json(place / name / "result.json", result)
+        paths = {name: place / name / "result.json" for name in configs}
+        results = {name: _read_json(p) for name, p in paths.items() if p.exists()}
+        print(f"{_closing(list(results.values()))}\nEverything lies in {place}.")
+    if failures := [one.failure for one in ended if one.failure]:
+        raise DivergenceError(f"{' '.join(failures)} The others are finished.")
+    return results.get("", results)
 
 
 def train_in_memory(
@@ -212,9 +275,9 @@ def train_in_memory(
     parallel.check_batch_size(config.batch_size)
     program, interruption = _compile(config, data), Interruption()
     embedding = _embedding(config, data, labelled, None, interruption)
-    training = _Training(config, data, labelled, program, interruption, embedding)
-    state, _ = training.run(None, show=show)
-    return Run(config, data, labelled, _model(config, data), state)
+    training = _Training([config], data, [labelled], program, interruption, embedding)
+    (ended,) = training.run([None], show=show)
+    return Run(config, data, labelled, _model(config, data), ended.state)
 
 
 def load_run(workdir: str | pathlib.Path, *, best: bool = False) -> Run:
@@ -310,173 +373,247 @@ def restore(
     return restored.state
 
 
-def _finished(directory: pathlib.Path | None) -> dict[str, Any]:
-    if directory is None:
+def _finished(place: pathlib.Path | None, names: Sequence[str]) -> dict[str, Any]:
+    if place is None:
         return {}
-    result: dict[str, Any] = _read_json(directory / "result.json")
-    print(f"This run is finished; nothing is left to do.\n{_closing(result)}")
-    print(f"Everything lies in {directory}.")
-    return result
+    results = {name: _read_json(place / name / "result.json") for name in names}
+    print("This run is finished; nothing is left to do.")
+    print(f"{_closing(list(results.values()))}\nEverything lies in {place}.")
+    return results.get("", results)
 
 
 class _Progress:
-    """Where a run stands: what its checkpoints hold.
+    """Where the run of a seed stands: what its checkpoints and metrics hold.
+
+    Args:
+      name: As below.
+      step: As below.
+      history: As below.
+      checkpoints: Where it is saved; None for nowhere.
+      writer: Where the metrics of its epochs go; None for nowhere.
 
     Attributes:
-      state: The state, on all devices.
+      name: What messages about it begin with.
       step: The number of steps made.
       history: The metrics of each step of the epoch under way, by name; zero for
         steps that are still to be made.
+      scalars: The metrics of the last epoch that is over; empty if none is.
+      epochs: The number of epochs that are over.
+      seconds: How long earlier starts took for them.
+      failure: How it diverged; "" if it did not.
     """
 
     def __init__(
-        self, program: _Program, key: jax.Array, checkpoints: Checkpoints | None
+        self,
+        name: str,
+        step: int,
+        history: dict[str, np.ndarray],
+        checkpoints: Checkpoints | None,
+        writer: metrics.MetricWriter | None,
     ) -> None:
-        restored = None
-        if checkpoints:
-            restored = checkpoints.restore(jax.eval_shape(program.init, key))
-        state = restored.state if restored else jax.device_get(program.init(key))
-        state = parallel.from_main(state)
-        self.state: TrainState = parallel.replicate(state, axis_name=steps.AXIS)
-        self.step = int(state.step)
-        self.history = restored.history if restored else {}
-        self._saved_step = self.step
-        self._checkpoints = checkpoints
-        if restored:
-            logger.info("continuing after step %d", self.step)
+        self.name, self.step, self.history = name, step, history
+        self.scalars: dict[str, Any] = writer.last if writer else {}
+        # An epoch is over once its line is written; a stop may come just before.
+        self.epochs = int(parallel.from_main(np.int32(self.scalars.get("epoch", 0))))
+        self.seconds: float = self.scalars.get("wall_seconds", 0.0)
+        self.failure = ""
+        self._saved_step = step
+        self._checkpoints, self._writer = checkpoints, writer
 
     def advance(
-        self, state: TrainState, history: Mapping[str, np.ndarray], made: slice
+        self, step: int, history: Mapping[str, np.ndarray], made: slice
     ) -> None:
-        """Takes over a new state, and of an epoch's metrics those of some steps."""
+        """Takes over a new step, and of an epoch's metrics those of some steps."""
         if made.start == 0:
             self.history = {name: np.zeros_like(all_) for name, all_ in history.items()}
         for name, all_ in history.items():
             self.history[name][made] = all_[made]
-        self.state, self.step = state, int(state.step)
+        self.step = step
 
-    def save(self, *, error: float | None = None) -> None:
-        """Saves it in the background."""
-        if self._checkpoints:
-            self._checkpoints.save(self.step, self.state, self.history, error=error)
+    def end_epoch(self, scalars: dict[str, Any]) -> None:
+        """Takes over the metrics of an epoch that is over, and writes them."""
+        self.scalars, self.epochs = scalars, scalars["epoch"]
+        if self._writer:
+            self._writer.write(self.step, scalars)
+
+    def save(self, state: TrainState, *, error: float | None = None) -> None:
+        """Saves it with its state in the background, unless it is saved."""
+        if self._checkpoints and self.step != self._saved_step:
+            self._checkpoints.save(self.step, state, self.history, error=error)
         self._saved_step = self.step
 
-    def save_and_say(self) -> str:
-        """Saves it, waits until that is done, and says where the run goes on from."""
-        if self.step != self._saved_step:
-            self.save()
+    def wait(self) -> None:
+        """Waits until it is saved."""
         if self._checkpoints:
             self._checkpoints.wait()
-        if self.step == 0:
-            return "nothing is trained yet; the same command starts anew."
-        return f"the state after step {self.step} is saved; the same command goes on."
 
 
 class _Training:
-    """A run under way."""
+    """A run under way, or one of several seeds, whose programs are one."""
 
     def __init__(
         self,
-        config: ConfigDict,
+        configs: Sequence[ConfigDict],
         data: datasets.Dataset,
-        labelled: np.ndarray,
+        labelled: Sequence[np.ndarray],
         program: _Program,
         interruption: Interruption,
         embedding: Any = (),
     ) -> None:
-        self._config = config
+        self._config = configs[0]  # The others differ in their seeds alone.
         self._class_names = data.class_names
         self._program = program
         self._interruption = interruption
-        self._key = _key(config)
+        self._names = [
+            f"seed {config.seed}: " if program.several else "" for config in configs
+        ]
+        self._keys = [_key(config) for config in configs]
+        self._packed_keys = jnp.stack(self._keys) if program.several else self._keys[0]
         replicate = functools.partial(parallel.replicate, axis_name=steps.AXIS)
+        rows = program.pack(labelled)
         self._train_data = TrainingData(
-            *replicate((data.train_images, data.train_labels, labelled, embedding))
+            *replicate((data.train_images, data.train_labels, rows, embedding))
         )
         self._eval_data = replicate((data.eval_images, data.eval_labels))
+        self._states: TrainState
+        self._seeds: list[_Progress]
         self._seconds_a_step = _SECONDS_A_CALL  # Until it is known: one step a call.
         self._trace: pathlib.Path | None = None  # Where the next call is traced to.
 
     def run(
-        self, directory: pathlib.Path | None, *, show: bool
-    ) -> tuple[TrainState, dict[str, Any]]:
-        """Trains from the newest checkpoint, or from the start, to the last epoch.
+        self, directories: Sequence[pathlib.Path | None], *, show: bool
+    ) -> list[_Ended]:
+        """Trains from the newest checkpoints, or from the start, to the last epoch.
 
         Args:
-          directory: The working directory; None to keep nothing.
+          directories: The working directory of each seed; None to keep nothing.
           show: Whether to show each epoch, on a bar or in the log.
 
         Returns:
-          The last state, and the metrics of the last epoch.
+          How each seed ended.
+
+        Raises:
+          DivergenceError: If all of them diverge.
         """
         config, spe = self._config, self._program.steps_per_epoch
-        begun = time.perf_counter()
+        self._begun = time.perf_counter()
         with contextlib.ExitStack() as stack:
-            checkpoints = writer = bar = None
-            if directory:
-                checkpoints = stack.enter_context(
+            checkpoints = [
+                stack.enter_context(
                     Checkpoints(
                         directory / "checkpoints",
                         keep_last=config.keep_last,
                         keep_best=config.keep_best,
                     )
                 )
+                if directory
+                else None
+                for directory in directories
+            ]
             # Restoring and compiling take long, and give nothing to save.
             with self._interruption.may_leave(lambda: _NOTHING_NEW):
-                self._progress = _Progress(self._program, self._key, checkpoints)
-                epoch, position = divmod(self._progress.step, spe)
-                self._rows = self._rows_of(epoch)
-                self._progress.state, _ = self._call(0)  # No step.
-            if directory:
-                self._trace = directory / "profile" if config.profile else None
-                writer = metrics.MetricWriter(directory, last_epoch=epoch)
-                stack.enter_context(writer)
-            scalars = writer.last if writer else {}
-            if show:
-                bar = metrics.progress_bar(
-                    config.num_epochs, done=scalars.get("epoch", 0)
+                made, histories = self._restore(checkpoints)
+                self._draw_rows(min(made) // spe)
+                self._states, _ = self._call([0] * len(made))  # No step.
+            writers = [
+                stack.enter_context(
+                    metrics.MetricWriter(directory, last_epoch=step // spe)
                 )
+                if directory
+                else None
+                for directory, step in zip(directories, made, strict=True)
+            ]
+            self._seeds = [
+                _Progress(*one)
+                for one in zip(
+                    self._names, made, histories, checkpoints, writers, strict=True
+                )
+            ]
+            if directories[0] and config.profile:
+                self._trace = directories[0] / "profile"
+            bar = None
+            if show:
+                done = min(progress.epochs for progress in self._seeds)
+                bar = metrics.progress_bar(config.num_epochs, done=done)
                 stack.enter_context(bar)
                 stack.enter_context(logging_redirect_tqdm([logger]))
-            # An epoch is over once its line is written; a stop may come just before.
-            over = int(parallel.from_main(np.int32(scalars.get("epoch", 0))))
-            start = begun - scalars.get("wall_seconds", 0.0)
             while True:
-                if position == 0 and epoch > over:
-                    scalars = self._end_epoch(epoch)
-                    scalars["wall_seconds"] = round(time.perf_counter() - start, 2)
-                    over = epoch
-                    if writer:
-                        writer.write(self._progress.step, scalars)
-                    is_last = epoch == config.num_epochs
-                    if is_last or epoch % config.checkpoint_every == 0 or self._due():
-                        self._progress.save(
-                            error=scalars.get("validation_error_percent")
-                        )
+                epoch, position = divmod(self._step, spe)
+                if position == 0 and (ended := self._at_end_of(epoch)):
+                    self._end_epoch(epoch, ended)
                     if bar is not None:
+                        scalars = [progress.scalars for progress in ended.values()]
                         metrics.show(bar, scalars, logger)
                 if epoch == config.num_epochs:
-                    return self._progress.state, scalars
-                if position == 0:
-                    self._rows = self._rows_of(epoch)
+                    return [
+                        _Ended(self._state(i), progress.scalars, progress.failure)
+                        for i, progress in enumerate(self._seeds)
+                    ]
+                if epoch != self._rows_epoch:
+                    self._draw_rows(epoch)
                 self._make_steps(epoch, position)
-                epoch, position = divmod(self._progress.step, spe)
 
-    def _rows_of(self, epoch: int) -> steps.Rows:
-        return self._program.rows(self._train_data, self._key, np.int32(epoch))
+    def _restore(
+        self, checkpoints: Sequence[Checkpoints | None]
+    ) -> tuple[list[int], list[dict[str, np.ndarray]]]:
+        """Restores or initialises all seeds, and returns their steps and histories."""
+        states, histories = [], []
+        for name, key, saved in zip(self._names, self._keys, checkpoints, strict=True):
+            restored = None
+            if saved:
+                restored = saved.restore(jax.eval_shape(self._program.init, key))
+            state = restored.state if restored else self._program.init(key)
+            states.append(parallel.from_main(jax.device_get(state)))
+            histories.append(restored.history if restored else {})
+            if restored:
+                logger.info("%scontinuing after step %d", name, restored.step)
+        self._states = parallel.replicate(
+            self._program.pack(states), axis_name=steps.AXIS
+        )
+        return [int(state.step) for state in states], histories
 
-    def _call(self, num_steps: int) -> tuple[TrainState, dict[str, jax.Array]]:
+    @property
+    def _going(self) -> dict[int, _Progress]:
+        """The seeds that did not diverge, by their place on the axis of seeds."""
+        return {i: one for i, one in enumerate(self._seeds) if not one.failure}
+
+    @property
+    def _step(self) -> int:
+        """The steps that all of these made; what is restored may be of several."""
+        return min(progress.step for progress in self._going.values())
+
+    def _at_end_of(self, epoch: int) -> dict[int, _Progress]:
+        """The seeds that made an epoch's last step, and for which it is not over."""
+        return {
+            i: progress
+            for i, progress in self._going.items()
+            if progress.step == self._step and progress.epochs < epoch
+        }
+
+    def _state(self, place: int) -> TrainState:
+        # Compiled as one: there are many small arrays.
+        return (
+            _compiled_at(self._states, place) if self._program.several else self._states
+        )
+
+    def _draw_rows(self, epoch: int) -> None:
+        self._rows_epoch = epoch
+        self._rows = self._program.rows(
+            self._train_data, self._packed_keys, np.int32(epoch)
+        )
+
+    def _call(self, counts: Sequence[int]) -> tuple[TrainState, dict[str, jax.Array]]:
         return self._program.train(
-            self._progress.state,
+            self._states,
             self._train_data,
             self._rows,
-            self._key,
-            np.int32(num_steps),
+            self._packed_keys,
+            self._program.pack([np.int32(count) for count in counts]),
         )
 
     def _make_steps(self, epoch: int, position: int) -> None:
         """Makes as many steps as take some seconds, within the epoch."""
-        config, progress = self._config, self._progress
+        config, step = self._config, self._step
         wanted = max(1, int(_SECONDS_A_CALL / self._seconds_a_step))
         tracing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._trace:
@@ -484,53 +621,98 @@ class _Training:
             tracing, self._trace = jax.profiler.trace(str(self._trace)), None
         votes = parallel.gather([self._interruption.received is not None, wanted])
         if votes[:, 0].any():
-            raise Interrupted(f"{self._interruption.name}: {progress.save_and_say()}")
+            raise Interrupted(f"{self._interruption.name}: {self._save_and_say()}")
         left = self._program.steps_per_epoch - position
         if every := config.checkpoint_every_steps:
-            left = min(left, every - progress.step % every)
+            left = min(left, every - step % every)
         num_steps = min(left, int(votes[0, 1]))
+        counts = [0] * len(self._seeds)
+        for i, progress in self._going.items():
+            counts[i] = max(0, step + num_steps - progress.step)
 
         start = time.perf_counter()
         with tracing:
-            state, history = self._call(num_steps)
+            self._states, history = self._call(counts)
             history = jax.device_get(history)
         self._seconds_a_step = (time.perf_counter() - start) / num_steps
 
-        healthy = history["healthy"][position : position + num_steps]
-        made = int(state.step) - progress.step
+        made, skipped = jax.device_get((self._states.step, self._states.skipped))
+        leaves = jax.tree.leaves((self._states.params, self._states.batch_stats))
+        finite = jax.device_get(_are_finite(leaves, count=len(counts)))
+        for i, count in enumerate(counts):
+            if count:
+                own = self._program.unpack((made, skipped, history), i)
+                self._take_over(i, count, *own, finite=bool(finite[i]))
+        if not self._going:
+            raise DivergenceError(" ".join(one.failure for one in self._seeds))
+        # At the end of an epoch its evaluation comes first.
+        if position + num_steps < self._program.steps_per_epoch and self._due():
+            for i, progress in self._going.items():
+                progress.save(self._state(i))
+
+    def _take_over(
+        self,
+        place: int,
+        count: int,
+        step: np.ndarray,
+        num_skipped: np.ndarray,
+        history: Mapping[str, np.ndarray],
+        *,
+        finite: bool,
+    ) -> None:
+        """Takes over what some steps of a seed gave, and whether it diverged."""
+        progress = self._seeds[place]
+        epoch, position = divmod(progress.step, self._program.steps_per_epoch)
+        healthy = history["healthy"][position : position + count]
+        made = int(step) - progress.step
         # The step that stopped it is among the metrics, but not among those made.
-        tried = slice(position, position + min(num_steps, made + 1))
-        progress.advance(state, history, tried)
+        tried = slice(position, position + min(count, made + 1))
+        progress.advance(int(step), history, tried)
         skipped = np.flatnonzero(~healthy[:made]).tolist()
-        for count, i in enumerate(skipped, 1 + int(state.skipped) - len(skipped)):
+        for number, i in enumerate(skipped, 1 + int(num_skipped) - len(skipped)):
             logger.warning(
-                "%s; the step is skipped, %d of at most %d.",
-                self._trouble(epoch, position + i),
-                count,
-                config.max_skipped_steps,
+                "%s%s; the step is skipped, %d of at most %d.",
+                progress.name,
+                self._trouble(progress, epoch, position + i),
+                number,
+                self._config.max_skipped_steps,
             )
-        leaves = jax.tree.leaves((state.params, state.batch_stats))
-        if not all(bool(jnp.isfinite(leaf).all()) for leaf in leaves):
-            raise DivergenceError(
+        failure = ""
+        if not finite:
+            failure = (
                 f"Parameters are not finite after step {progress.step}; the last "
                 "checkpoint before it is kept. Turn learning_rate (lower it) or "
                 "clip_norm (set it)."
             )
-        if made < num_steps:
-            trouble = self._trouble(epoch, position + made)
-            raise DivergenceError(f"{trouble}; before it, {progress.save_and_say()}")
-        # At the end of an epoch its evaluation comes first.
-        if position + num_steps < self._program.steps_per_epoch and self._due():
-            progress.save()
+        elif made < count:
+            trouble = self._trouble(progress, epoch, position + made)
+            failure = f"{trouble}; before it, {self._save_and_say({place: progress})}"
+        if failure:
+            progress.failure = f"{progress.name}{failure}"
+            if self._program.several:
+                logger.error("%s", progress.failure)
+
+    def _save_and_say(self, seeds: Mapping[int, _Progress] | None = None) -> str:
+        """Saves seeds, all if None, waits, and says where the run goes on from."""
+        seeds = self._going if seeds is None else seeds
+        for i, progress in seeds.items():
+            progress.save(self._state(i))
+        for progress in seeds.values():
+            progress.wait()
+        step = min(progress.step for progress in seeds.values())
+        if step == 0:
+            return "nothing is trained yet; the same command starts anew."
+        what = "the state" if len(seeds) == 1 else f"the state of {len(seeds)} seeds"
+        return f"{what} after step {step} is saved; the same command goes on."
 
     def _due(self) -> bool:
         """Whether a checkpoint is due at this step, whatever the epoch."""
         every = self._config.checkpoint_every_steps
-        return bool(every) and self._progress.step % every == 0
+        return bool(every) and self._step % every == 0
 
-    def _trouble(self, epoch: int, position: int) -> str:
+    def _trouble(self, progress: _Progress, epoch: int, position: int) -> str:
         """Says which metric of a step is not healthy, and what to turn."""
-        history, bound = self._progress.history, self._config.divergence_bound
+        history, bound = progress.history, self._config.divergence_bound
         values = {
             name: float(history[name][position]) for name in _KNOBS if name in history
         }
@@ -543,28 +725,52 @@ class _Training:
             f"{high / low:.2g}). Turn {_KNOBS[name]}"
         )
 
-    def _end_epoch(self, epoch: int) -> dict[str, Any]:
-        """Evaluates, and returns all that is logged of the epoch."""
-        history = dict(self._progress.history)
-        predicted = history.pop("predicted")
-        if self._config.objective != "reconstruction":  # Which knows of no classes.
-            _warn_of_collapse(predicted, self._class_names, epoch)
-        healthy = history.pop("healthy")
-        last = {name: history.pop(name)[-1:] for name in _DIAGNOSTICS}
-        made = {name: values[healthy] for name, values in history.items()}
+    def _end_epoch(self, epoch: int, ended: Mapping[int, _Progress]) -> None:
+        """Evaluates, writes all that is logged of the epoch, and saves what is due."""
+        config = self._config
+        logged = {i: self._of_steps(epoch, one) for i, one in ended.items()}
         with contextlib.ExitStack() as stack:
             # Several processes agree on a stop after it: none may leave alone.
             if jax.process_count() == 1:
-                stack.enter_context(
-                    self._interruption.may_leave(self._progress.save_and_say)
-                )
+                stack.enter_context(self._interruption.may_leave(self._save_and_say))
             evaluated = _evaluate(
-                self._program,
-                self._progress.state,
-                self._eval_data,
-                self._config.evaluate_on,
+                self._program, self._states, self._eval_data, config.evaluate_on
             )
-        return {"epoch": epoch, **metrics.epoch_means({**made, **last}), **evaluated}
+        seconds = time.perf_counter() - self._begun
+        is_last = epoch == config.num_epochs
+        for i, progress in ended.items():
+            scalars = logged[i] | evaluated[i]
+            scalars["wall_seconds"] = round(progress.seconds + seconds, 2)
+            progress.end_epoch(scalars)
+            if is_last or epoch % config.checkpoint_every == 0 or self._due():
+                error = scalars.get("validation_error_percent")
+                progress.save(self._state(i), error=error)
+
+    def _of_steps(self, epoch: int, progress: _Progress) -> dict[str, Any]:
+        """Returns what is logged of an epoch's steps."""
+        history = dict(progress.history)
+        predicted = history.pop("predicted")
+        if self._config.objective != "reconstruction":  # Which knows of no classes.
+            _warn_of_collapse(predicted, self._class_names, epoch, seed=progress.name)
+        healthy = history.pop("healthy")
+        last = {name: history.pop(name)[-1:] for name in _DIAGNOSTICS}
+        made = {name: values[healthy] for name, values in history.items()}
+        return {"epoch": epoch, **metrics.epoch_means({**made, **last})}
+
+
+def _at(tree: T, index: int | jax.Array) -> T:
+    own: T = jax.tree.map(lambda leaf: leaf[index], tree)
+    return own
+
+
+_compiled_at = jax.jit(_at)
+
+
+@functools.partial(jax.jit, static_argnames="count")
+def _are_finite(leaves: list[jax.Array], *, count: int) -> jax.Array:
+    """Says of each of so many seeds whether all of its arrays are finite."""
+    finite = [jnp.isfinite(leaf).reshape(count, -1).all(axis=1) for leaf in leaves]
+    return jnp.stack(finite).all(axis=0)
 
 
 def _result(
@@ -643,8 +849,10 @@ def _key(config: ConfigDict) -> jax.Array:
     return jax.random.key(config.seed)
 
 
-def _compile(config: ConfigDict, data: datasets.Dataset) -> _Program:
-    """Makes the functions of a run from its configuration."""
+def _compile(
+    config: ConfigDict, data: datasets.Dataset, *, several: bool = False
+) -> _Program:
+    """Makes the functions of a run, or of several seeds, from its configuration."""
     image_shape = data.train_images.shape[1:]
     side = min(image_shape[:2])
     if config.crop_padding >= side:
@@ -691,7 +899,14 @@ def _compile(config: ConfigDict, data: datasets.Dataset) -> _Program:
         else (np.zeros(channels), np.ones(channels))
     )
 
-    over_devices = functools.partial(parallel.data_parallel, axis_name=steps.AXIS)
+    def over_devices(
+        function: Callable[..., T], *in_axes: Any, donate: bool = False
+    ) -> Callable[..., T]:
+        function = jax.vmap(function, in_axes) if several else function
+        return parallel.data_parallel(function, axis_name=steps.AXIS, donate=donate)
+
+    # Seeds share all of the data but the choice of those that are labelled.
+    data_axes = TrainingData(None, None, 0, None)  # type: ignore[arg-type]
     return _Program(
         init=jax.jit(
             lambda key: steps.init_state(
@@ -703,18 +918,22 @@ def _compile(config: ConfigDict, data: datasets.Dataset) -> _Program:
                 batch_size=config.batch_size,
                 steps_per_epoch=steps_per_epoch,
                 shared_batch=config.pairing == "shared",
-            )
+            ),
+            *(data_axes, 0, None),
         ),
         train=over_devices(
             steps.make_train_steps(train_step, steps_per_epoch=steps_per_epoch),
+            *(0, data_axes, 0, 0, 0),
             donate=True,
         ),
         evaluate=over_devices(
             steps.make_evaluate(
                 model, reconstruction_error, batch_size=2 * config.batch_size
-            )
+            ),
+            *(0, None, None),
         ),
         steps_per_epoch=steps_per_epoch,
+        several=several,
     )
 
 
@@ -765,11 +984,12 @@ def _embedding(
     logger.info("training the autoencoder on which the kernel acts")
     alone = config.copy_and_resolve_references()
     alone.update(objective="reconstruction", kernel_on="z")
-    training = _Training(alone, data, labelled, _compile(alone, data), interruption)
-    state, _ = training.run(
-        directory / "autoencoder" if directory else None, show=parallel.is_main()
+    program = _compile(alone, data)
+    training = _Training([alone], data, [labelled], program, interruption)
+    (ended,) = training.run(
+        [directory / "autoencoder" if directory else None], show=parallel.is_main()
     )
-    return steps.without_optimiser(state)
+    return steps.without_optimiser(ended.state)
 
 
 def _load(config: ConfigDict) -> datasets.Dataset:
@@ -850,7 +1070,7 @@ def _validate(config: ConfigDict) -> None:
     whole = dict(num_epochs=1, batch_size=1, checkpoint_every=1, latent_dim=1)
     whole |= dict(num_labels=0, crop_padding=0, warmup_steps=0, seed=0)
     whole |= dict(profile=0, checkpoint_every_steps=0, keep_last=1, keep_best=0)
-    whole |= dict(max_skipped_steps=1)
+    whole |= dict(max_skipped_steps=1, num_seeds=1)
     real = dict(width=0, divergence_bound=1)
     real |= dict(learning_rate=0, momentum=0, b1=0, b2=0, weight_decay=0, lr_decay=0)
     real |= dict(clip_norm=0, reconstruction_weight=0, confidence_weight=0)
@@ -909,6 +1129,69 @@ def _validate(config: ConfigDict) -> None:
     check_ridge(config.ridge, config.batch_size, jnp.dtype(jnp.float32))
 
 
+def _check_seeds(config: ConfigDict) -> None:
+    """Refuses what several seeds cannot be trained with, once JAX is started."""
+    count, devices = config.num_seeds, jax.device_count()
+    if count == 1:
+        return
+    one_by_one = f"train each with num_seeds=1 (seed={config.seed}, ...)."
+    if config.profile:
+        raise ValueError(
+            f"num_seeds={count} cannot be traced (profile={config.profile}): set "
+            "profile=0, or trace one seed with num_seeds=1."
+        )
+    if config.kernel_on == "autoencoder":
+        raise ValueError(
+            f"num_seeds={count} does not go with kernel_on='autoencoder', which trains "
+            f"another network first: {one_by_one}"
+        )
+    if devices > 1:
+        raise ValueError(
+            f"num_seeds={count} trains on one device, but JAX has {devices} in "
+            f"{jax.process_count()} processes: let it see one (for GPUs, "
+            f"CUDA_VISIBLE_DEVICES=0), or {one_by_one}"
+        )
+
+
+def _of_each_seed(config: ConfigDict) -> dict[str, ConfigDict]:
+    """Returns the configuration of each seed, by the name of its directory."""
+    if config.num_seeds == 1:
+        return {"": config}
+    configs = {}
+    for i in range(config.num_seeds):
+        own = config.copy_and_resolve_references()
+        own.update(num_seeds=1, seed=config.seed + i)
+        own.split_seed = config.split_seed + i
+        configs[str(own.seed)] = own
+    return configs
+
+
+def _check_place(config: ConfigDict, place: pathlib.Path) -> None:
+    """Refuses a place for the directories of several seeds that is a run, or none."""
+    if config.num_seeds == 1 or not place.exists():
+        return
+    if not place.is_dir() or (place / "config.json").exists():
+        raise ValueError(
+            f"--workdir={place} is a {'run' if place.is_dir() else 'file'}, but "
+            f"num_seeds={config.num_seeds} makes a directory for each seed in it. "
+            "Choose another."
+        )
+
+
+def _prepare(
+    directory: pathlib.Path,
+    config: ConfigDict,
+    data: datasets.Dataset,
+    labelled: np.ndarray,
+) -> None:
+    """Makes a working directory, with all that is known before training."""
+    directory.mkdir(parents=True, exist_ok=True)
+    metrics.write_json(directory / "config.json", json.loads(config.to_json()))
+    about = dict(class_names=data.class_names, image_shape=data.train_images.shape[1:])
+    metrics.write_json(directory / "data.json", about)
+    _store_rows(directory / "labelled.npy", labelled)
+
+
 def _check_same_config(config: ConfigDict, directory: pathlib.Path) -> None:
     """Refuses a working directory that is none, or of another configuration."""
     path = directory / "config.json"
@@ -956,37 +1239,52 @@ def _fresh_directory(config: ConfigDict) -> pathlib.Path:
 
 
 def _warn_of_collapse(
-    predicted: np.ndarray, class_names: tuple[str, ...], epoch: int
+    predicted: np.ndarray, class_names: tuple[str, ...], epoch: int, *, seed: str = ""
 ) -> None:
     """Warns of classes that were never predicted, of predictions (steps, C)."""
     missing = np.flatnonzero(predicted.sum(axis=0) == 0)
     if missing.size:
         logger.warning(
-            "epoch %d: never predicted: %s. If this lasts, the classes have collapsed: "
-            "raise ridge, or set warmup_steps and clip_norm.",
+            "%sepoch %d: never predicted: %s. If this lasts, the classes have "
+            "collapsed: raise ridge, or set warmup_steps and clip_norm.",
+            seed,
             epoch,
             ", ".join(f"class {class_names[i]}" for i in missing),
         )
 
 
 def _evaluate(
-    program: _Program, state: TrainState, eval_data: Any, part: str
-) -> dict[str, float]:
-    sums = jax.device_get(program.evaluate(state, *eval_data))
-    count, correct = int(sums["confusion"].sum()), int(np.trace(sums["confusion"]))
-    return {
-        f"{part}_error_percent": 100.0 * (count - correct) / count,
-        f"{part}_reconstruction": float(sums["reconstruction"]) / count,
-    }
+    program: _Program, states: TrainState, eval_data: Any, part: str
+) -> list[dict[str, float]]:
+    """Returns the error of each seed and what belongs to it."""
+    sums = jax.device_get(program.evaluate(states, *eval_data))
+    evaluated = []
+    for confusion, reconstruction in zip(
+        sums["confusion"].reshape(-1, *sums["confusion"].shape[-2:]),
+        sums["reconstruction"].reshape(-1),
+        strict=True,
+    ):
+        count, correct = int(confusion.sum()), int(np.trace(confusion))
+        errors = {
+            f"{part}_error_percent": 100.0 * (count - correct) / count,
+            f"{part}_reconstruction": float(reconstruction) / count,
+        }
+        evaluated.append(errors)
+    return evaluated
 
 
-def _closing(result: Mapping[str, Any]) -> str:
-    part = "test" if "test_error_percent" in result else "validation"
-    error, count = result[f"{part}_error_percent"], result[f"num_{part}_images"]
+def _closing(results: Sequence[Mapping[str, Any]]) -> str:
+    """Says how runs of one or of several seeds ended."""
+    part = "test" if "test_error_percent" in results[0] else "validation"
+    count, epochs = results[0][f"num_{part}_images"], results[0]["epochs"]
+    errors = [result[f"{part}_error_percent"] for result in results]
+    of = f"{round(errors[0] * count / 100)} of {count} images"
+    if len(results) > 1:
+        of = f"mean ± standard deviation of {len(results)} seeds"
+    seconds = max(result["wall_seconds"] for result in results)
     return (
-        f"{part.capitalize()} error {error:.2f} % ({round(error * count / 100)} of "
-        f"{count} images) after {result['epochs']} epochs, "
-        f"{result['wall_seconds']:.0f} s."
+        f"{part.capitalize()} error {metrics.mean_and_spread(errors)} % ({of}) after "
+        f"{epochs} epochs, {seconds:.0f} s."
     )
 
 

@@ -71,7 +71,7 @@ def test_an_epoch_is_a_line_where_there_is_no_terminal(part, caplog):
         caplog.at_level(logging.INFO),
         metrics.progress_bar(6, done=1) as bar,
     ):
-        metrics.show(bar, scalars, logger)
+        metrics.show(bar, [scalars], logger)
     assert caplog.messages == [
         "epoch 2/6: loss 1, cmmd 2, reconstruction 3, confidence 4, "
         f"{part} error 5.00 %, 40 s left"

@@ -407,3 +407,15 @@ def test_a_gather_needs_the_mean_of_gradients():
     np.testing.assert_allclose(
         mapped(np.arange(4), jnp.float32(3.0), x), 2 * 3.0 * 28.0**2, rtol=1e-6
     )
+
+
+def test_what_any_seed_wants_is_still_a_branch_under_vmap():
+    def diagnose(wanted, x):
+        return jax.lax.cond(steps._any_seed(wanted), jnp.square, jnp.zeros_like, x)
+
+    wanted, x = jnp.array([False, True, False]), jnp.arange(3.0)
+    program = str(jax.make_jaxpr(jax.vmap(diagnose))(wanted, x))
+    assert "cond[" in program
+    assert "select_n" not in program
+    np.testing.assert_array_equal(jax.vmap(diagnose)(wanted, x), [0, 1, 4])
+    np.testing.assert_array_equal(jax.vmap(diagnose)(wanted & False, x), [0, 0, 0])

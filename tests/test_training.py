@@ -264,8 +264,8 @@ def test_a_signal_may_end_it_while_anything_is_compiled(tmp_path, monkeypatch):
 
         return call
 
-    def compile_watched(*arguments):
-        program = compile_(*arguments)
+    def compile_watched(*arguments, **options):
+        program = compile_(*arguments, **options)
         names = ("init", "rows", "train", "evaluate")
         return program._replace(
             **{name: watched(name, getattr(program, name)) for name in names}
@@ -311,7 +311,7 @@ def test_the_best_by_validation_is_kept_and_read_back(tmp_path, monkeypatch):
     )
     errors = iter([30.0, 10.0, 20.0])
     monkeypatch.setattr(
-        training, "_evaluate", lambda *_: {"validation_error_percent": next(errors)}
+        training, "_evaluate", lambda *_: [{"validation_error_percent": next(errors)}]
     )
     training.train_and_evaluate(config, str(tmp_path))
     newest, best = (
@@ -326,9 +326,9 @@ def test_semi_supervised_labels_are_stored_and_used_again(tmp_path, monkeypatch)
     seen = []
     init = training._Training.__init__
 
-    def spy(self, config, data, labelled, *rest):
-        seen.append(labelled)
-        return init(self, config, data, labelled, *rest)
+    def spy(self, configs, data, labelled, *rest):
+        seen.extend(labelled)
+        return init(self, configs, data, labelled, *rest)
 
     monkeypatch.setattr(training._Training, "__init__", spy)
     training.train_and_evaluate(config, str(tmp_path))
@@ -361,9 +361,9 @@ def test_a_diverging_run_stops_and_keeps_the_last_healthy_state(tmp_path):
 def test_parameters_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
     call = training._Training._call
 
-    def spoiled(self, num_steps):
-        state, history = call(self, num_steps)
-        if num_steps:
+    def spoiled(self, counts):
+        state, history = call(self, counts)
+        if any(counts):
             params = jax.tree.map(lambda leaf: leaf * np.float32("inf"), state.params)
             state = state.replace(params=params)
         return state, history
@@ -460,6 +460,10 @@ def test_a_class_that_is_never_predicted_is_named(caplog):
         (dict(keep_last=0), "keep_last=0 must be a whole number of at least 1"),
         (dict(keep_best=1), "keep_best=1 needs evaluate_on='validation'"),
         (dict(divergence_bound=0.0), "divergence_bound=0.0 must be"),
+        (dict(num_seeds=0), "num_seeds=0 must be a whole number of at least 1"),
+        (dict(num_seeds=2, profile=3), r"num_seeds=2 .*profile=3\): set profile=0"),
+        (dict(num_seeds=2, kernel_on="autoencoder"), "num_seeds=2 .*num_seeds=1"),
+        (dict(num_seeds=2), "num_seeds=2 .* has 8 in 1 processes: let it see one"),
         # A number that no count of epochs meets would never end.
         (dict(num_epochs=2.5), "num_epochs=2.5 must be a whole number"),
         (dict(batch_size="40"), "batch_size='40' must be a whole number"),
