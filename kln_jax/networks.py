@@ -367,7 +367,8 @@ def build(
     if image_shape[:2] != (side, side):
         raise ValueError(
             f"network={network!r} takes images of {side}x{side} pixels, but the data "
-            f"set has {image_shape[0]}x{image_shape[1]}."
+            f"set has {image_shape[0]}x{image_shape[1]}. Take another network, or "
+            f"image_size={side} where the data set leaves the choice."
         )
     common: dict[str, Any] = dict(width=width, axis_name=axis_name, dtype=dtype)
     return KLN(

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from sklearn.manifold import TSNE
@@ -213,6 +215,68 @@ def sweep(values: Mapping[str, Sequence[float]], title: str) -> Figure:
         axes.set_xticks(range(len(values)), list(values))
         axes.set(ylabel="test error, %", title=title, ylim=(0, None))
     return figure
+
+
+def grid(errors: Mapping[str, Sequence[float | None]], title: str) -> Figure:
+    """Shows test errors as heat maps, one colour scale for all.
+
+    Args:
+      errors: Errors in percent of the runs of each method, None for those that
+        diverged. Methods are named ``"COLUMN, ROW, PANEL"``.
+      title: What is shown.
+    """
+    places = [name.split(", ", 2) for name in errors]
+    columns, rows, panels = (
+        list(dict.fromkeys(names)) for names in zip(*places, strict=True)
+    )
+    means = np.full((len(panels), len(rows), len(columns)), np.nan)
+    texts: dict[tuple[int, int, int], str] = {}
+    for names, of_method in zip(places, errors.values(), strict=True):
+        column, row, panel = (
+            axis.index(name)
+            for axis, name in zip((columns, rows, panels), names, strict=True)
+        )
+        place = panel, row, column
+        made = [error for error in of_method if error is not None]
+        texts[place] = _cell(made, len(of_method) - len(made))
+        means[place] = np.mean(made) if made else np.nan
+    scale = LogNorm(max(0.1, np.nanmin(means)), max(10.0, np.nanmax(means)))
+    wide, high = min(2, len(panels)), -(-len(panels) // 2)
+    with mpl.rc_context(STYLE):
+        figure = Figure(
+            figsize=(1 + wide * (0.9 + 0.75 * len(columns)), 0.7 + high * 2.2),
+            layout="constrained",
+        )
+        places_of_panels = figure.subplots(high, wide, squeeze=False).flat
+        for panel, axes in enumerate(places_of_panels):
+            if panel == len(panels):  # Of an odd number, the last place is empty.
+                axes.set_axis_off()
+                break
+            axes.imshow(means[panel], cmap="viridis_r", norm=scale, aspect="auto")
+            axes.set_xticks(range(len(columns)), columns, fontsize=6)
+            axes.set_yticks(range(len(rows)), rows, fontsize=7)
+            axes.set_title(panels[panel])
+            for (of_panel, row, column), text in texts.items():
+                if of_panel == panel:
+                    is_dark = scale(means[panel, row, column]) > 0.5
+                    colour = "white" if is_dark else "black"
+                    style = dict(ha="center", va="center", fontsize=6, color=colour)
+                    axes.text(column, row, text, style)
+        figure.colorbar(
+            ScalarMappable(scale, "viridis_r"),
+            ax=figure.axes,
+            label="test error, %",
+            format=StrMethodFormatter("{x:g}"),
+        )
+        figure.suptitle(title)
+    return figure
+
+
+def _cell(errors: Sequence[float], diverged: int) -> str:
+    lines = [f"{np.mean(errors):.2f}"] if errors else []
+    lines += [f"± {np.std(errors, ddof=1):.2f}"] if len(errors) > 1 else []
+    lines += [f"{diverged} diverged"] if diverged else []
+    return "\n".join(lines)
 
 
 def _first(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:

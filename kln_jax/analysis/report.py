@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -12,7 +13,6 @@ from kln_jax.analysis import figures, runs, tables
 from kln_jax.analysis.runs import Record
 from kln_jax.analysis.suites import KLN, SUITES, Suite
 
-_SWEEPS = ("beta", "beta1", "beta2")
 _OF_A_RUN = {
     "histograms": figures.histograms,
     "heatmaps": figures.heatmaps,
@@ -92,12 +92,9 @@ def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
             title = "\n".join(
                 [f"{config_name}: {suite.title}", ", ".join(marks)]
             ).strip()
-            yield (
-                f"{config_name}-{name}",
-                figures.sweep({k: _errors(v) for k, v in groups.items()}, title)
-                if name in _SWEEPS
-                else figures.curves({k: _curves(v) for k, v in groups.items()}, title),
-            )
+            draw, of_runs = _OF_A_SUITE[suite.figure]
+            found = {method: of_runs(group) for method, group in groups.items()}
+            yield f"{config_name}-{name}", draw(found, title)
     for record in records:
         is_kln = (record.variant, record.changes) == (KLN.variant, KLN.changes)
         if is_kln and (record.directory / "checkpoints").exists():
@@ -109,24 +106,22 @@ def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
 def _groups(
     suite: Suite, records: Sequence[Record], config_name: str
 ) -> dict[str, list[Record]]:
-    """Returns the finished runs of each method, the longest ones."""
+    """Returns the runs of each method, the longest ones."""
     groups = {}
     for entry in suite.entries:
         if not entry.variant:
             continue
-        of_entry = [
-            record
-            for record in runs.matching(records, config_name, entry)
-            if record.error is not None
-        ]
+        of_entry = runs.matching(records, config_name, entry)
+        if suite.figure != "grid":  # Which shows those that diverged.
+            of_entry = [record for record in of_entry if record.error is not None]
         if of_entry:
             most = max(record.epochs for record in of_entry)
             groups[entry.name] = [r for r in of_entry if r.epochs == most]
     return groups
 
 
-def _errors(records: Sequence[Record]) -> list[float]:
-    return [record.error for record in records if record.error is not None]
+def _errors(records: Sequence[Record]) -> list[float | None]:
+    return [record.error for record in records]
 
 
 def _curves(records: Sequence[Record]) -> list[list[float]]:
@@ -134,3 +129,11 @@ def _curves(records: Sequence[Record]) -> list[list[float]]:
         [line["test_error_percent"] for line in metrics.read_metrics(record.directory)]
         for record in records
     ]
+
+
+# By the figure that a suite names: what draws it, and from what of a method's runs.
+_OF_A_SUITE: dict[str, tuple[Callable[..., Figure], Callable[..., list[Any]]]] = {
+    "curves": (figures.curves, _curves),
+    "sweep": (figures.sweep, _errors),
+    "grid": (figures.grid, _errors),
+}

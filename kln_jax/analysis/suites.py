@@ -37,6 +37,7 @@ class Suite(NamedTuple):
       entries: Its methods.
       paper: The paper's values by name of the method and data set.
       seeds: Number of runs of each method on each data set.
+      figure: What shows its errors: a function of `kln_jax.analysis.figures`.
     """
 
     title: str
@@ -45,6 +46,7 @@ class Suite(NamedTuple):
     entries: tuple[Entry, ...]
     paper: Mapping[tuple[str, str], Value] = {}
     seeds: int = 1
+    figure: str = "curves"
 
     @property
     def is_of_one_set(self) -> bool:
@@ -119,10 +121,10 @@ def _supervised(dataset: str, title: str, *more: Entry) -> Suite:
 
 def _sweep(key: str, values: tuple[float, ...], base: Entry, title: str) -> Suite:
     entries = tuple(Entry(f"{v:g}", base.variant, ((key, v),)) for v in values)
-    return Suite(title, "error", _IN_TURN[:3], entries)
+    return Suite(title, "error", _IN_TURN[:3], entries, figure="sweep")
 
 
-# What keeps the first steps from harm, for the study of it.
+# What keeps the first steps from harm, for the study of where the method is fragile.
 _STABILISERS: dict[str, tuple[tuple[str, Any], ...]] = {
     "none": (("warmup_steps", 0), ("clip_norm", 0.0)),
     "warm-up": (("warmup_steps", 100), ("clip_norm", 0.0)),
@@ -152,7 +154,7 @@ def _fragility(variant: str, network: tuple[tuple[str, Any], ...], title: str) -
         for stabiliser, changes in _STABILISERS.items()
         for ridge in _RIDGES
     )
-    return Suite(title, "error", ("digits",), entries, seeds=3)
+    return Suite(title, "error", ("digits",), entries, seeds=3, figure="grid")
 
 
 SUITES: dict[str, Suite] = {

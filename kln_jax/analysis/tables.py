@@ -27,6 +27,9 @@ HEADER = (
 )
 
 
+_NOT_MEASURED = {"ours": "not measured"}
+
+
 class Quantity(NamedTuple):
     """What the numbers of a table are.
 
@@ -63,7 +66,8 @@ def rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, str]]:
 
     A row has the runs of one method on one data set of one length. Runs of fewer
     epochs, or on a part of the data, say so, and have no difference to the paper.
-    Data sets that are not of the suite have rows for what was measured.
+    Data sets that are not of the suite have rows for what was measured. What is not
+    measured of a grid of methods shares a row.
 
     Args:
       suite: The suite.
@@ -72,6 +76,7 @@ def rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, str]]:
     found = []
     others = () if suite.is_of_one_set else (r.config_name for r in records)
     for name in dict.fromkeys((*suite.datasets, *others)):
+        missing = 0
         for entry in suite.entries:
             paper = suite.paper.get((entry.name, name), ())
             if not entry.variant:
@@ -86,8 +91,14 @@ def rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, str]]:
                 | _ours(group, QUANTITIES[suite.quantity], paper)
                 for _, group in sorted(groups.items())
             ]
-            if name in suite.datasets and not groups:
-                found.append(_row(name, entry, paper) | {"ours": "not measured"})
+            if name not in suite.datasets or groups:
+                continue
+            if suite.figure == "grid":
+                missing += 1
+            else:
+                found.append(_row(name, entry, paper) | _NOT_MEASURED)
+        if missing:
+            found.append(_row(name, Entry(f"{missing} more"), ()) | _NOT_MEASURED)
     return found
 
 

@@ -120,6 +120,31 @@ def test_a_sweep_has_means_and_standard_deviations():
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "0.1"]
 
 
+def test_a_grid_has_a_panel_of_each_kind_and_says_what_diverged():
+    errors = {
+        "ridge 0.1, none, linear": [1.0, 3.0],
+        "ridge 1, none, linear": [90.0, None],
+        "ridge 1, clipping, linear": [None, None],
+        "ridge 1, none, gaussian": [5.0],
+    }
+    figure = figures.grid(errors, "title")
+    linear, gaussian, *_ = figure.axes
+    assert (linear.get_title(), gaussian.get_title()) == ("linear", "gaussian")
+    np.testing.assert_array_equal(
+        linear.images[0].get_array().filled(-1), [[2, 90], [-1, -1]]
+    )
+    assert gaussian.images[0].get_array().count() == 1
+    texts = {text.get_position(): text.get_text() for text in linear.texts}
+    assert texts == {
+        (0, 0): "2.00\n± 1.41",
+        (1, 0): "90.00\n1 diverged",
+        (1, 1): "2 diverged",
+    }
+    names = [text.get_text() for text in linear.get_yticklabels()]
+    assert names == ["none", "clipping"]
+    assert linear.images[0].norm is gaussian.images[0].norm
+
+
 def test_reconstructions_are_of_one_image_a_class(run):
     (axes,) = figures.reconstruction_grid(run).axes
     # Two rows of five pairs of 30x30 pixels, with a margin of 2.

@@ -7,9 +7,10 @@ from kln_jax.analysis.suites import SUITES
 
 NAMES = {f"table{i}" for i in range(1, 8)} | {"beta", "beta1", "beta2"}
 NAMES |= {"histograms", "heatmaps", "ablations", "semi_ablations"}
+NAMES |= {"fragility", "fragility_semi", "fragility_deep", "fragility_deep_semi"}
 
 
-def test_the_suites_are_the_tables_and_figures_of_the_paper_and_two_beyond():
+def test_the_suites_are_the_tables_and_figures_of_the_paper_and_those_beyond():
     assert SUITES.keys() == NAMES
 
 
@@ -59,6 +60,24 @@ def test_each_number_of_the_paper_has_a_row(name):
 )
 def test_the_paper_has_this_number(suite, method, dataset, value):
     assert SUITES[suite].paper[method, dataset] == value
+
+
+@pytest.mark.parametrize("name", sorted(NAMES - {f"table{i}" for i in range(1, 8)}))
+def test_the_methods_of_a_study_differ_from_each_other(name):
+    seen = set()
+    for entry in SUITES[name].entries:
+        config = runs.configuration("digits", entry.variant)
+        config.update(dict(entry.changes))
+        seen.add(config.to_json_best_effort(sort_keys=True))
+    assert len(seen) == len(SUITES[name].entries)
+
+
+def test_a_grid_has_each_combination_once_by_the_names_of_its_axes():
+    for name in ("fragility", "fragility_deep_semi"):
+        axes = zip(*(e.name.split(", ") for e in SUITES[name].entries), strict=True)
+        counts = [len(set(values)) for values in axes]
+        assert counts == [5, 4, 2, 2]
+        assert len({entry.name for entry in SUITES[name].entries}) == 80
 
 
 def test_no_number_of_another_data_set_slips_in():

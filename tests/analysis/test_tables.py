@@ -65,6 +65,16 @@ def test_reduced_runs_are_marked_and_have_a_row_of_their_own(changes, mark):
     assert (other["ours"], other["ours - paper"]) == ("0.40", "+0.01")
 
 
+def test_what_is_not_measured_of_a_grid_shares_a_row():
+    entry = SUITES["fragility"].entries[3]
+    assert entry.name == "ridge 0.1, none, linear labels, sum"
+    changes = (("clip_norm", 0.0), ("warmup_steps", 0), ("width", 0.25))
+    run = _record(2.0, config_name="digits", changes=changes)
+    first, other = tables.rows(SUITES["fragility"], [run])
+    assert (first["method"], first["ours"]) == (entry.name, "2.00")
+    assert (other["method"], other["ours"]) == ("79 more", "not measured")
+
+
 def test_diverged_runs_are_counted():
     (row,) = _rows([_record(0.4), _record(None, seed=1)])
     assert (row["ours"], row["runs"]) == ("0.40", "2")
