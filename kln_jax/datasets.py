@@ -10,6 +10,7 @@ Decoded images are cached as memory-mapped files.
 import argparse
 import dataclasses
 import hashlib
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -350,11 +351,13 @@ def _stratified_order(labels: np.ndarray) -> np.ndarray:
 
 def _load_digits(side: int) -> Dataset:
     import PIL.Image
-    import sklearn
-    import sklearn.datasets
 
-    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
-    pixels = np.round(pixels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    package = importlib.metadata.distribution("scikit-learn")
+    # The file of its load_digits, which takes a second to import.
+    path = package.locate_file("sklearn/datasets/data/digits.csv.gz")
+    table = np.loadtxt(str(path), delimiter=",")
+    pixels, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1]
+    pixels = np.round(pixels * (255 / 16)).astype(np.uint8)
     images = np.empty((len(pixels), side, side, 1), np.uint8)
     for image, small in zip(images, pixels, strict=True):
         resized = PIL.Image.fromarray(small).resize(
@@ -365,7 +368,7 @@ def _load_digits(side: int) -> Dataset:
     images, labels = images[order], labels[order].astype(np.int32)
     return Dataset(
         name="digits",
-        version=f"scikit-learn {sklearn.__version__}",
+        version=f"scikit-learn {package.version}",
         train_images=images[:-_DIGITS_TEST_IMAGES],
         train_labels=labels[:-_DIGITS_TEST_IMAGES],
         eval_images=images[-_DIGITS_TEST_IMAGES:],

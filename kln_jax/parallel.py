@@ -268,6 +268,8 @@ def cache_compilations(directory: str) -> None:
     if directory and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         path = str(pathlib.Path(directory).expanduser())
         jax.config.update("jax_compilation_cache_dir", path)
+        # JAX leaves out what compiles within a second: all but the step, here.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 
 def check_batch_size(batch_size: int) -> None:

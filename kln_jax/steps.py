@@ -335,6 +335,8 @@ def make_train_steps(
     def train_steps(
         state: TrainState, data: TrainingData, rows: Rows, key: Array, num_steps: Array
     ) -> tuple[TrainState, dict[str, Array]]:
+        # Compiled, so that it is traced once for its shapes and for the loop.
+        @jax.jit
         def step(state: TrainState) -> tuple[TrainState, dict[str, Array]]:
             position = state.step % steps_per_epoch
             rows_now = jax.tree.map(lambda array: array[position], rows)
