@@ -154,6 +154,21 @@ SCENARIOS = {
         (1, 1),
         _four(lambda x: matmul(x, _WEIGHTS)),
     ),
+    "1-d real, equal noise": Scenario(
+        (100, 100),
+        ((-0.5,), (0.5,)),
+        (1, 1),
+        _real(lambda x: jnp.sin(2 * x[:, 0]), lambda x: jnp.full(len(x), 0.5)),
+    ),
+    "5-d real, equal noise": Scenario(
+        (100, 150),
+        ((0.5, 0, 0, 0, 0), (-0.5, 0, 0, 0, 0)),
+        (1, 1),
+        _real(
+            lambda x: x[:, 0] + jnp.sin(2 * x[:, 1]) + 0.5 * x[:, 2] * x[:, 3],
+            lambda x: jnp.full(len(x), 0.5),
+        ),
+    ),
     "1-d real, strong": Scenario(
         (100, 100),
         ((-1.0,), (1.0,)),

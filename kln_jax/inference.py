@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from ml_collections import ConfigDict
 
-from kln_jax import augment, objectives, steps, training
+from kln_jax import augment, configuration, objectives, rundir, steps, training
 from kln_jax.networks import KLN
 from kln_jax.steps import TrainState
 
@@ -72,7 +72,7 @@ def load(workdir: str | pathlib.Path, *, best: bool = False) -> Trained:
     for name in ("config.json", "data.json"):
         if not (directory / name).exists():
             raise ValueError(f"{directory} holds no run: {name} is missing.")
-    config = training.read_config(directory)
+    config = rundir.read_config(directory)
     try:
         about = json.loads((directory / "data.json").read_text())
         class_names = tuple(about["class_names"])
@@ -83,7 +83,7 @@ def load(workdir: str | pathlib.Path, *, best: bool = False) -> Trained:
             f"{error}"
         ) from error
     image_shape = height, width, channels
-    model = training.build_model(
+    model = configuration.model(
         config, image_shape=image_shape, num_classes=len(class_names)
     )
     state = training.restore(directory, config, model, image_shape, best=best)

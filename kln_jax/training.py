@@ -1,13 +1,10 @@
-"""The training loop: the only module that reads a configuration."""
+"""The training loop."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import importlib.metadata
-import io
-import json
 import logging
 import pathlib
 import platform
@@ -18,43 +15,28 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from ml_collections import ConfigDict
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from kln_jax import (
+    configuration,
     datasets,
     embeddings,
     metrics,
     networks,
     objectives,
-    optim,
     parallel,
+    rundir,
     steps,
 )
 from kln_jax.augment import channel_statistics
 from kln_jax.checkpoint import Checkpoints
-from kln_jax.cmmd import check_ridge
 from kln_jax.interruption import Interrupted, Interruption
-from kln_jax.kernels import Kernel, gaussian_mixture, linear
 from kln_jax.steps import TrainingData, TrainState
 
 logger = logging.getLogger("kln_jax")
 
 T = TypeVar("T")
-
-# Keys that say where a run computes, not what: a run may go on with others.
-WHEREABOUTS = (
-    "data_dir",
-    "platform",
-    "compilation_cache",
-    "profile",
-    "checkpoint_every",
-    "checkpoint_every_steps",
-    "keep_last",
-    "keep_best",
-    "num_seeds",
-)
 
 # The key to turn first when a metric of a step is not healthy.
 _KNOBS = {
@@ -70,17 +52,6 @@ _KNOBS = {
 _DIAGNOSTICS = ("pivot_smallest", "pivot_largest", "median_squared_distance")
 
 _NOTHING_NEW = "nothing was trained by this start; the same command goes on."
-
-# By the key kernel_on: from the network to what the kernel acts on, None for its Z.
-_EMBEDDINGS: dict[str, Callable[[networks.KLN], Any]] = {
-    "z": lambda model: None,
-    "pixels": lambda model: embeddings.pixels,
-    "pca": lambda model: embeddings.project,
-    "autoencoder": lambda model: functools.partial(embeddings.encode, model=model),
-}
-
-# Its Gram matrices take 1.6 GB each.
-_LARGEST_BATCH = 20_000
 
 # A signal is answered between two calls of compiled code, so these may not be long.
 _SECONDS_A_CALL = 2.0
@@ -180,9 +151,9 @@ def train_and_evaluate(
       CheckpointError: If no checkpoint can be written, or none of those read.
       Interrupted: If a signal came; the state is saved.
     """
-    _validate(config)
+    configuration.validate(config)
     parallel.choose_platform(config.platform)
-    _check_seeds(config)
+    configuration.check_seeds(config)
     parallel.check_batch_size(config.batch_size)
     parallel.cache_compilations(config.compilation_cache)
     logger.info(parallel.describe())
@@ -192,12 +163,12 @@ def train_and_evaluate(
     interruption = interruption or Interruption()
     place = pathlib.Path(workdir) if workdir and is_main else None
     # By the name of its directory in that place: "" is the place itself.
-    configs = _of_each_seed(config)
+    configs = configuration.of_each_seed(config)
     with interruption.may_leave(lambda: _NOTHING_NEW):
         if place:
-            _check_place(config, place)
+            rundir.check_place(place, config)
             for name, own in configs.items():
-                _check_same_config(own, place / name)
+                rundir.check(place / name, own)
         finished = [
             bool(place and (place / name / "result.json").exists()) for name in configs
         ]
@@ -211,17 +182,17 @@ def train_and_evaluate(
         labelled = []
         for name in left:
             directory = place / name if place else None
-            rows = _labelled_rows(configs[name], data.train_labels, directory)
+            rows = rundir.labelled_rows(directory, configs[name], data.train_labels)
             labelled.append(parallel.from_main(rows))
         program = _compile(config, data, several=config.num_seeds > 1)
 
     directories: list[pathlib.Path | None] = [None] * len(left)
     if is_main:
-        place = place or _fresh_directory(config)
+        place = place or rundir.fresh(config)
         directories = [place / name for name in left]
         print(f"Working directory: {place}", flush=True)
         for name, rows in zip(left, labelled, strict=True):
-            _prepare(place / name, configs[name], data, rows)
+            rundir.prepare(place / name, configs[name], data, rows)
     with parallel.lost_processes_said():
         embedding = _embedding(config, data, labelled[0], directories[0], interruption)
         training = _Training(
@@ -242,7 +213,7 @@ def train_and_evaluate(
         for name, result in results.items():
             metrics.write_json(place / name / "result.json", result)
         paths = {name: place / name / "result.json" for name in configs}
-        results = {name: _read_json(p) for name, p in paths.items() if p.exists()}
+        results = {name: rundir.read_json(p) for name, p in paths.items() if p.exists()}
         print(f"{_closing(list(results.values()))}\nEverything lies in {place}.")
     if failures := [one.failure for one in ended if one.failure]:
         raise DivergenceError(f"{' '.join(failures)} The others are finished.")
@@ -271,7 +242,7 @@ def train_in_memory(
       ValueError: If the configuration or the data will not do.
       DivergenceError: If training diverges.
     """
-    _validate(config)
+    configuration.validate(config)
     parallel.check_batch_size(config.batch_size)
     program, interruption = _compile(config, data), Interruption()
     embedding = _embedding(config, data, labelled, None, interruption)
@@ -298,38 +269,12 @@ def load_run(workdir: str | pathlib.Path, *, best: bool = False) -> Run:
     directory = pathlib.Path(workdir)
     if not (directory / "config.json").exists():
         raise ValueError(f"{directory} holds no run: config.json is missing.")
-    config = read_config(directory)
+    config = rundir.read_config(directory)
     data = _load(config)
-    labelled = _labelled_rows(config, data.train_labels, directory)
+    labelled = rundir.labelled_rows(directory, config, data.train_labels)
     model = _model(config, data)
     state = restore(directory, config, model, data.train_images.shape[1:], best=best)
     return Run(config, data, labelled, model, state)
-
-
-def read_config(directory: pathlib.Path) -> ConfigDict:
-    """Reads the configuration of a run.
-
-    Args:
-      directory: Its working directory.
-
-    Returns:
-      The configuration, checked.
-
-    Raises:
-      ValueError: If it is not one of this version.
-    """
-    try:
-        config = ConfigDict(json.loads((directory / "config.json").read_text()))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"config.json of {directory} is damaged: {error}") from error
-    try:
-        _validate(config)
-    except (AttributeError, KeyError) as error:
-        raise ValueError(
-            f"config.json of {directory} was written by another version of kln_jax: it "
-            f"has no {str(error).strip(chr(34) + chr(39))}."
-        ) from error
-    return config
 
 
 def restore(
@@ -358,7 +303,7 @@ def restore(
         lambda key: steps.init_state(
             model,
             # How long an epoch is changes nothing of the layout.
-            _optimizer(config, steps_per_epoch=1),
+            configuration.optimizer(config, steps_per_epoch=1),
             key,
             mean=np.zeros(channels),
             std=np.ones(channels),
@@ -376,7 +321,7 @@ def restore(
 def _finished(place: pathlib.Path | None, names: Sequence[str]) -> dict[str, Any]:
     if place is None:
         return {}
-    results = {name: _read_json(place / name / "result.json") for name in names}
+    results = {name: rundir.read_json(place / name / "result.json") for name in names}
     print("This run is finished; nothing is left to do.")
     print(f"{_closing(list(results.values()))}\nEverything lies in {place}.")
     return results.get("", results)
@@ -796,52 +741,11 @@ def _result(
     }
 
 
-def build_model(
-    config: ConfigDict, *, image_shape: tuple[int, int, int], num_classes: int
-) -> networks.KLN:
-    """Makes the network of a configuration.
-
-    Args:
-      config: The configuration.
-      image_shape: Height, width and channels of the images.
-      num_classes: Number of classes.
-    """
-    return networks.build(
-        config.network,
-        image_shape=image_shape,
-        num_classes=num_classes,
-        latent_dim=config.latent_dim,
-        normalise_z=config.normalise_z,
-        width=config.width,
-        dtype=jnp.dtype(config.dtype),
-        axis_name=steps.AXIS,
-    )
-
-
 def _model(config: ConfigDict, data: datasets.Dataset) -> networks.KLN:
-    return build_model(
+    return configuration.model(
         config,
         image_shape=data.train_images.shape[1:],
         num_classes=len(data.class_names),
-    )
-
-
-def _optimizer(
-    config: ConfigDict, *, steps_per_epoch: int
-) -> optax.GradientTransformation:
-    return optim.optimiser(
-        config.optimizer,
-        optim.step_schedule(
-            config.learning_rate,
-            milestones=[epoch * steps_per_epoch for epoch in config.lr_milestones],
-            decay=config.lr_decay,
-            warmup_steps=config.warmup_steps,
-        ),
-        momentum=config.momentum,
-        b1=config.b1,
-        b2=config.b2,
-        weight_decay=config.weight_decay,
-        clip_norm=config.clip_norm,
     )
 
 
@@ -870,18 +774,18 @@ def _compile(
         )
     steps_per_epoch = max(1, count // config.batch_size)
     model = _model(config, data)
-    optimizer = _optimizer(config, steps_per_epoch=steps_per_epoch)
-    kernel, label_kernel = _kernels(config)
+    optimizer = configuration.optimizer(config, steps_per_epoch=steps_per_epoch)
+    kernel, _ = configuration.kernels(config)
     reconstruction_error = functools.partial(
         objectives.reconstruction_error, reduction=config.reconstruction_reduction
     )
     train_step = steps.make_train_step(
         model,
         optimizer,
-        _objective(config, kernel, label_kernel),
+        configuration.objective(config),
         reconstruction_error,
         kernel=kernel,
-        embed=_EMBEDDINGS[config.kernel_on](model),
+        embed=configuration.embed(config, model),
         shared_batch=config.pairing == "shared",
         diagnostics=functools.partial(
             objectives.gram_diagnostics, kernel=kernel, ridge=config.ridge
@@ -937,35 +841,6 @@ def _compile(
     )
 
 
-def _kernels(config: ConfigDict) -> tuple[Kernel, Kernel]:
-    """Returns the kernels on features and on labels."""
-    on_features, on_labels = (
-        gaussian_mixture(bandwidths, reduction=config.kernel_reduction)
-        for bandwidths in (config.bandwidths, config.label_bandwidths)
-    )
-    return on_features, on_labels if config.label_kernel == "gaussian" else linear
-
-
-def _objective(
-    config: ConfigDict, kernel: Kernel, label_kernel: Kernel
-) -> steps.Objective:
-    if config.objective == "reconstruction":
-        return objectives.reconstruction_objective
-    weights = dict(
-        reconstruction_weight=config.reconstruction_weight,
-        confidence_weight=config.confidence_weight,
-    )
-    if config.objective == "cross_entropy":
-        return functools.partial(objectives.cross_entropy_objective, **weights)
-    return functools.partial(
-        objectives.kln_objective,
-        kernel=kernel,
-        label_kernel=label_kernel,
-        ridge=config.ridge,
-        **weights,
-    )
-
-
 def _embedding(
     config: ConfigDict,
     data: datasets.Dataset,
@@ -1018,224 +893,6 @@ def _warn_of_shared_images(data: datasets.Dataset) -> None:
             len(data.eval_images),
             data.evaluate_on,
         )
-
-
-def _labelled_rows(
-    config: ConfigDict, labels: np.ndarray, directory: pathlib.Path | None
-) -> np.ndarray:
-    """Returns the rows of the labelled images: those of an earlier start, if any."""
-    count = config.num_labels or len(labels)
-    path = directory / "labelled.npy" if directory else None
-    if path and path.exists():
-        return _stored_rows(path, count, len(labels))
-    if not config.num_labels:
-        return np.arange(count, dtype=np.int32)
-    return datasets.labelled_split(labels, count, seed=config.split_seed)
-
-
-def _stored_rows(path: pathlib.Path, count: int, size: int) -> np.ndarray:
-    """Reads rows of labelled images and checks them against the data."""
-    fix = "Remove the file to draw them anew, or choose another --workdir."
-    try:
-        with path.open("rb") as file:
-            rows = np.lib.format.read_array(file, allow_pickle=False)
-    # What a damaged file raises depends on its damage.
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read ({error}). {fix}") from error
-    if rows.dtype.kind not in "iu" or rows.shape != (count,):
-        raise ValueError(
-            f"{path} must hold {count} integers, the rows of the labelled images, not "
-            f"{rows.dtype} of shape {rows.shape}. {fix}"
-        )
-    if rows.min() < 0 or rows.max() >= size or len(np.unique(rows)) < count:
-        raise ValueError(
-            f"{path} must hold {count} different rows of 0..{size - 1}, those of the "
-            f"training images, but has {len(np.unique(rows))} from {rows.min()} to "
-            f"{rows.max()}. {fix}"
-        )
-    return rows.astype(np.int32)
-
-
-def _store_rows(path: pathlib.Path, rows: np.ndarray) -> None:
-    """Writes the rows of the labelled images once, whole or not at all."""
-    if path.exists():
-        return
-    content = io.BytesIO()
-    np.save(content, rows)
-    metrics.write_whole(path, content.getvalue())
-
-
-def _validate(config: ConfigDict) -> None:
-    """Refuses what no run can mean, before anything is loaded or written."""
-    whole = dict(num_epochs=1, batch_size=1, checkpoint_every=1, latent_dim=1)
-    whole |= dict(num_labels=0, crop_padding=0, warmup_steps=0, seed=0)
-    whole |= dict(profile=0, checkpoint_every_steps=0, keep_last=1, keep_best=0)
-    whole |= dict(max_skipped_steps=1, num_seeds=1)
-    real = dict(width=0, divergence_bound=1)
-    real |= dict(learning_rate=0, momentum=0, b1=0, b2=0, weight_decay=0, lr_decay=0)
-    real |= dict(clip_norm=0, reconstruction_weight=0, confidence_weight=0)
-    for name, bound in (real | whole).items():
-        value = config[name]
-        kind, text = (int, "whole ") if name in whole else ((int, float), "")
-        # Not <, so that NaN is refused as well.
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, kind)
-            or not bound <= value < float("inf")
-        ):
-            raise ValueError(
-                f"{name}={value!r} must be a {text}number of at least {bound}."
-            )
-    if not config.width:
-        raise ValueError("width=0 leaves no channels; the paper's are width=1.")
-    for name in ("momentum", "b1", "b2"):
-        if config[name] >= 1:
-            raise ValueError(f"{name}={config[name]} must be below 1.")
-    if config.batch_size > _LARGEST_BATCH:
-        raise ValueError(
-            f"batch_size={config.batch_size} must be at most {_LARGEST_BATCH}: CMMD "
-            "factorises matrices of batch_size x batch_size."
-        )
-    choices = dict(
-        optimizer=("sgd", "adam"),
-        objective=("cmmd", "cross_entropy", "reconstruction"),
-        kernel_on=tuple(_EMBEDDINGS),
-        label_kernel=("linear", "gaussian"),
-        kernel_reduction=("mean", "sum"),
-        reconstruction_reduction=("sum", "mean"),
-        pairing=("independent", "shared"),
-        dtype=("float32", "bfloat16"),
-        on_nonfinite=("stop", "skip"),
-    )
-    for name, allowed in choices.items():
-        if config[name] not in allowed:
-            raise ValueError(f"{name}={config[name]!r} must be one of {allowed}.")
-    if config.keep_best and config.evaluate_on != "validation":
-        raise ValueError(
-            f"keep_best={config.keep_best} needs evaluate_on='validation' (and a "
-            "validation_fraction): nothing is chosen by the test set."
-        )
-    milestones = config.lr_milestones
-    if (
-        not isinstance(milestones, (tuple, list))
-        or any(not isinstance(epoch, int) for epoch in milestones)
-        or list(milestones) != sorted(milestones)
-    ):
-        raise ValueError(
-            f"lr_milestones={milestones!r} must be whole epochs in ascending order, "
-            "such as (50, 100, 130)."
-        )
-    _kernels(config)
-    check_ridge(config.ridge, config.batch_size, jnp.dtype(jnp.float32))
-
-
-def _check_seeds(config: ConfigDict) -> None:
-    """Refuses what several seeds cannot be trained with, once JAX is started."""
-    count, devices = config.num_seeds, jax.device_count()
-    if count == 1:
-        return
-    one_by_one = f"train each with num_seeds=1 (seed={config.seed}, ...)."
-    if config.profile:
-        raise ValueError(
-            f"num_seeds={count} cannot be traced (profile={config.profile}): set "
-            "profile=0, or trace one seed with num_seeds=1."
-        )
-    if config.kernel_on == "autoencoder":
-        raise ValueError(
-            f"num_seeds={count} does not go with kernel_on='autoencoder', which trains "
-            f"another network first: {one_by_one}"
-        )
-    if devices > 1:
-        raise ValueError(
-            f"num_seeds={count} trains on one device, but JAX has {devices} in "
-            f"{jax.process_count()} processes: let it see one (for GPUs, "
-            f"CUDA_VISIBLE_DEVICES=0), or {one_by_one}"
-        )
-
-
-def _of_each_seed(config: ConfigDict) -> dict[str, ConfigDict]:
-    """Returns the configuration of each seed, by the name of its directory."""
-    if config.num_seeds == 1:
-        return {"": config}
-    configs = {}
-    for i in range(config.num_seeds):
-        own = config.copy_and_resolve_references()
-        own.update(num_seeds=1, seed=config.seed + i)
-        own.split_seed = config.split_seed + i
-        configs[str(own.seed)] = own
-    return configs
-
-
-def _check_place(config: ConfigDict, place: pathlib.Path) -> None:
-    """Refuses a place for the directories of several seeds that is a run, or none."""
-    if config.num_seeds == 1 or not place.exists():
-        return
-    if not place.is_dir() or (place / "config.json").exists():
-        raise ValueError(
-            f"--workdir={place} is a {'run' if place.is_dir() else 'file'}, but "
-            f"num_seeds={config.num_seeds} makes a directory for each seed in it. "
-            "Choose another."
-        )
-
-
-def _prepare(
-    directory: pathlib.Path,
-    config: ConfigDict,
-    data: datasets.Dataset,
-    labelled: np.ndarray,
-) -> None:
-    """Makes a working directory, with all that is known before training."""
-    directory.mkdir(parents=True, exist_ok=True)
-    metrics.write_json(directory / "config.json", json.loads(config.to_json()))
-    about = dict(class_names=data.class_names, image_shape=data.train_images.shape[1:])
-    metrics.write_json(directory / "data.json", about)
-    _store_rows(directory / "labelled.npy", labelled)
-
-
-def _check_same_config(config: ConfigDict, directory: pathlib.Path) -> None:
-    """Refuses a working directory that is none, or of another configuration."""
-    path = directory / "config.json"
-    if directory.exists() and not directory.is_dir():
-        raise ValueError(f"--workdir={directory} is a file. Choose a directory.")
-    if not path.exists():
-        if (directory / "result.json").exists() or (directory / "checkpoints").exists():
-            raise ValueError(
-                f"{directory} holds a run without config.json, which says what it is. "
-                "Choose another --workdir."
-            )
-        return
-    earlier = _read_json(path)
-    present = json.loads(config.to_json())
-    different = [
-        f"{name} ({earlier.get(name, 'absent')} there, {present.get(name, 'absent')} "
-        "now)"
-        for name in sorted(earlier.keys() | present.keys())
-        if name not in WHEREABOUTS and earlier.get(name) != present.get(name)
-    ]
-    if different:
-        raise ValueError(
-            f"{directory} holds a run of another configuration: "
-            f"{', '.join(different)}. Choose another --workdir, or the same values."
-        )
-
-
-def _read_json(path: pathlib.Path) -> Any:
-    """Reads a file of a working directory."""
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged: {error}. Choose another --workdir."
-        ) from error
-
-
-def _fresh_directory(config: ConfigDict) -> pathlib.Path:
-    """Returns a new directory's name, with data set, variant and time in it."""
-    now = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    name = f"{config.dataset}-{config.variant}-{now}"
-    candidates = [name, *(f"{name}-{i}" for i in range(2, 100))]
-    paths = (pathlib.Path("runs") / candidate for candidate in candidates)
-    return next(path for path in paths if not path.exists())
 
 
 def _warn_of_collapse(

@@ -19,7 +19,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
 from configs import default
-from kln_jax import augment, datasets, metrics, steps, training
+from kln_jax import augment, configuration, datasets, metrics, steps, training
 from tests import tfds_writer
 
 # What optax needs: its Adam, and its schedule by milestones.
@@ -97,7 +97,7 @@ def test_a_config_has_the_keys_and_types_of_the_default(name, variant):
     }
     assert config.variant == variant
     assert config.dataset in datasets.NAMES
-    training._validate(config)
+    configuration.validate(config)
 
 
 @pytest.mark.parametrize(("name", "variant"), ALL)
@@ -105,7 +105,7 @@ def test_a_config_is_the_same_after_json(name, variant):
     config = _config(name, variant)
     again = ConfigDict(json.loads(config.to_json()))
     assert again.to_json() == config.to_json()
-    training._validate(again)
+    configuration.validate(again)
 
 
 @pytest.mark.parametrize("name", FILES)

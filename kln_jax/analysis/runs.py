@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from kln_jax import metrics, training
+from kln_jax import metrics, rundir, training
 from kln_jax.analysis.suites import Entry, Suite
 from kln_jax.interruption import Interruption
 
 # Keys that do not make another experiment.
 _NOT_OF_EXPERIMENT = {
-    *training.WHEREABOUTS,
+    *rundir.WHEREABOUTS,
     "seed",
     "split_seed",
     "num_epochs",

@@ -1,0 +1,214 @@
+"""What lies in the working directory of a run, and whether a run may use it."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from kln_jax import datasets, metrics
+from kln_jax.configuration import validate
+
+# Keys that say where a run computes, not what: a run may go on with others.
+WHEREABOUTS = (
+    "data_dir",
+    "platform",
+    "compilation_cache",
+    "profile",
+    "checkpoint_every",
+    "checkpoint_every_steps",
+    "keep_last",
+    "keep_best",
+    "num_seeds",
+)
+
+
+def fresh(config: ConfigDict) -> pathlib.Path:
+    """Returns a new directory's name, with data set, variant and time in it.
+
+    Args:
+      config: The configuration of the run.
+    """
+    now = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    name = f"{config.dataset}-{config.variant}-{now}"
+    candidates = [name, *(f"{name}-{i}" for i in range(2, 100))]
+    paths = (pathlib.Path("runs") / candidate for candidate in candidates)
+    return next(path for path in paths if not path.exists())
+
+
+def check_place(place: pathlib.Path, config: ConfigDict) -> None:
+    """Refuses a place for the directories of several seeds that is a run, or none.
+
+    Args:
+      place: The working directory of the command.
+      config: Its configuration.
+
+    Raises:
+      ValueError: If it is one of a run, or a file.
+    """
+    if config.num_seeds == 1 or not place.exists():
+        return
+    if not place.is_dir() or (place / "config.json").exists():
+        raise ValueError(
+            f"--workdir={place} is a {'run' if place.is_dir() else 'file'}, but "
+            f"num_seeds={config.num_seeds} makes a directory for each seed in it. "
+            "Choose another."
+        )
+
+
+def check(directory: pathlib.Path, config: ConfigDict) -> None:
+    """Refuses a working directory that is none, or of another configuration.
+
+    Args:
+      directory: The working directory, which need not be there.
+      config: The configuration of the run.
+
+    Raises:
+      ValueError: If it is a file, or holds another run or a damaged one.
+    """
+    path = directory / "config.json"
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"--workdir={directory} is a file. Choose a directory.")
+    if not path.exists():
+        if (directory / "result.json").exists() or (directory / "checkpoints").exists():
+            raise ValueError(
+                f"{directory} holds a run without config.json, which says what it is. "
+                "Choose another --workdir."
+            )
+        return
+    earlier = read_json(path)
+    present = json.loads(config.to_json())
+    different = [
+        f"{name} ({earlier.get(name, 'absent')} there, {present.get(name, 'absent')} "
+        "now)"
+        for name in sorted(earlier.keys() | present.keys())
+        if name not in WHEREABOUTS and earlier.get(name) != present.get(name)
+    ]
+    if different:
+        raise ValueError(
+            f"{directory} holds a run of another configuration: "
+            f"{', '.join(different)}. Choose another --workdir, or the same values."
+        )
+
+
+def prepare(
+    directory: pathlib.Path,
+    config: ConfigDict,
+    data: datasets.Dataset,
+    labelled: np.ndarray,
+) -> None:
+    """Makes a working directory, with all that is known before training.
+
+    Args:
+      directory: The working directory.
+      config: The configuration of the run.
+      data: Its data set.
+      labelled: Rows of the labelled images.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    metrics.write_json(directory / "config.json", json.loads(config.to_json()))
+    about = dict(class_names=data.class_names, image_shape=data.train_images.shape[1:])
+    metrics.write_json(directory / "data.json", about)
+    _store_rows(directory / "labelled.npy", labelled)
+
+
+def read_config(directory: pathlib.Path) -> ConfigDict:
+    """Reads the configuration of a run.
+
+    Args:
+      directory: Its working directory.
+
+    Returns:
+      The configuration, checked.
+
+    Raises:
+      ValueError: If it is not one of this version.
+    """
+    try:
+        config = ConfigDict(json.loads((directory / "config.json").read_text()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"config.json of {directory} is damaged: {error}") from error
+    try:
+        validate(config)
+    except (AttributeError, KeyError) as error:
+        raise ValueError(
+            f"config.json of {directory} was written by another version of kln_jax: it "
+            f"has no {str(error).strip(chr(34) + chr(39))}."
+        ) from error
+    return config
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """Reads a file of a working directory.
+
+    Args:
+      path: The file.
+
+    Raises:
+      ValueError: If it is damaged.
+    """
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged: {error}. Choose another --workdir."
+        ) from error
+
+
+def labelled_rows(
+    directory: pathlib.Path | None, config: ConfigDict, labels: np.ndarray
+) -> np.ndarray:
+    """Returns the rows of the labelled images: those of an earlier start, if any.
+
+    Args:
+      directory: The working directory; None if there is none.
+      config: The configuration of the run.
+      labels: Class numbers of the training images, shape ``(n,)``.
+
+    Raises:
+      ValueError: If the stored rows do not fit.
+    """
+    count = config.num_labels or len(labels)
+    path = directory / "labelled.npy" if directory else None
+    if path and path.exists():
+        return _stored_rows(path, count, len(labels))
+    if not config.num_labels:
+        return np.arange(count, dtype=np.int32)
+    return datasets.labelled_split(labels, count, seed=config.split_seed)
+
+
+def _stored_rows(path: pathlib.Path, count: int, size: int) -> np.ndarray:
+    """Reads rows of labelled images and checks them against the data."""
+    fix = "Remove the file to draw them anew, or choose another --workdir."
+    try:
+        with path.open("rb") as file:
+            rows = np.lib.format.read_array(file, allow_pickle=False)
+    # What a damaged file raises depends on its damage.
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read ({error}). {fix}") from error
+    if rows.dtype.kind not in "iu" or rows.shape != (count,):
+        raise ValueError(
+            f"{path} must hold {count} integers, the rows of the labelled images, not "
+            f"{rows.dtype} of shape {rows.shape}. {fix}"
+        )
+    if rows.min() < 0 or rows.max() >= size or len(np.unique(rows)) < count:
+        raise ValueError(
+            f"{path} must hold {count} different rows of 0..{size - 1}, those of the "
+            f"training images, but has {len(np.unique(rows))} from {rows.min()} to "
+            f"{rows.max()}. {fix}"
+        )
+    return rows.astype(np.int32)
+
+
+def _store_rows(path: pathlib.Path, rows: np.ndarray) -> None:
+    """Writes the rows of the labelled images once, whole or not at all."""
+    if path.exists():
+        return
+    content = io.BytesIO()
+    np.save(content, rows)
+    metrics.write_whole(path, content.getvalue())

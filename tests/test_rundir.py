@@ -1,0 +1,64 @@
+"""Working directories: which a run may use, and what is said of the others."""
+
+import numpy as np
+import pytest
+
+from configs import digits
+from kln_jax import rundir, training
+from kln_jax.datasets import Dataset
+
+
+def _config(**changes):
+    config = digits.get_config()
+    config.update(batch_size=40, **changes)  # It divides over the eight devices.
+    return config
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    images, labels = np.zeros((2, 28, 28, 1), np.uint8), np.arange(2, dtype=np.int32)
+    data = Dataset("digits", "1", images, labels, images, labels, ("0", "1"), "test")
+    rundir.prepare(tmp_path / "run", _config(), data, labels)
+    return tmp_path / "run"
+
+
+def test_a_workdir_of_another_config_is_refused(workdir):
+    with pytest.raises(ValueError, match=r"ridge \(0.1 there, 0.2 now\)"):
+        training.train_and_evaluate(_config(ridge=0.2), str(workdir))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", "{", r"config\.json is damaged: .* Choose another --workdir"),
+        ("result.json", '{"a', r"result\.json is damaged: .* Choose another"),
+        ("config.json", None, "holds a run without config.json"),
+    ],
+)
+def test_a_damaged_workdir_is_refused_by_the_name_of_the_file(
+    name, content, message, workdir
+):
+    (workdir / "result.json").write_text("{}")
+    if content is None:
+        (workdir / name).unlink()
+    else:
+        (workdir / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        training.train_and_evaluate(_config(), str(workdir))
+
+
+def test_a_workdir_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"--workdir=.*file is a file"):
+        training.train_and_evaluate(_config(), str(tmp_path / "file"))
+
+
+def test_without_a_workdir_a_fresh_one_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = set()
+    for _ in range(2):
+        directory = rundir.fresh(_config())
+        directory.mkdir(parents=True)
+        names.add(directory.name)
+    assert len(names) == 2
+    assert all(name.startswith("digits-supervised-") for name in names)
