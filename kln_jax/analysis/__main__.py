@@ -15,7 +15,6 @@ from kln_jax.interruption import EXIT_CODE, Interrupted, Interruption
 def main() -> None:
     """Runs a command; an error of the user's ends it in one line."""
     arguments = _parser().parse_args()
-    logging.getLogger("kln_jax").addHandler(logging.StreamHandler())
     try:
         arguments.function(arguments)
     except Interrupted as stopped:
@@ -116,4 +115,7 @@ def _view(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    logger = logging.getLogger("kln_jax")
+    logger.addHandler(logging.StreamHandler())
+    logger.propagate = False  # A library may have set up logging of its own.
     main()
