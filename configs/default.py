@@ -109,7 +109,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.seed = 0
     # How many seeds are trained at once, by one program on one device: seed, seed + 1,
     # ... with split_seed, split_seed + 1, ... Above 1, the working directory of each
-    # is a folder in that of the command, named by the seed.
+    # is a folder in that of the command, named by the seed. Not with profile or
+    # kernel_on "autoencoder".
     config.num_seeds = 1
     # Epochs between checkpoints; there is always one at the end.
     config.checkpoint_every = 10

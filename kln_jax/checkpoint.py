@@ -138,7 +138,7 @@ class Checkpoints:
         *,
         error: float | None = None,
     ) -> None:
-        """Saves a state, unless that step is there already.
+        """Saves a state, unless that step is there already, with its error if given.
 
         Args:
           step: Its number.
@@ -153,7 +153,10 @@ class Checkpoints:
             self._manager.delete(damaged)
         self._damaged = []
         if step in self._manager.all_steps():
-            return
+            is_complete = not self._keep_best or error is None
+            if is_complete or self._error_of(step) < float("inf"):
+                return
+            self._manager.delete(step)
         # A copy: on CPU these are the very arrays that the next step overwrites.
         tree = jax.tree.map(
             lambda leaf: np.array(leaf, copy=True),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from kln_jax import embeddings, networks, objectives, optim, steps
+from kln_jax import embeddings, networks, objectives, optim, parallel, steps
 from kln_jax.cmmd import check_ridge
 from kln_jax.kernels import Kernel, gaussian_mixture, linear
 
@@ -84,6 +84,18 @@ def validate(config: ConfigDict) -> None:
             f"keep_best={config.keep_best} needs evaluate_on='validation' (and a "
             "validation_fraction): nothing is chosen by the test set."
         )
+    if config.num_seeds > 1 and config.profile:
+        raise ValueError(
+            f"num_seeds={config.num_seeds} cannot be traced "
+            f"(profile={config.profile}): set profile=0, or trace one seed with "
+            "num_seeds=1."
+        )
+    if config.num_seeds > 1 and config.kernel_on == "autoencoder":
+        raise ValueError(
+            f"num_seeds={config.num_seeds} does not go with kernel_on='autoencoder', "
+            "which trains another network first: train each with num_seeds=1 "
+            f"(seed={config.seed}, ...)."
+        )
     milestones = config.lr_milestones
     if (
         not isinstance(milestones, (tuple, list))
@@ -98,35 +110,24 @@ def validate(config: ConfigDict) -> None:
     check_ridge(config.ridge, config.batch_size, jnp.dtype(jnp.float32))
 
 
-def check_seeds(config: ConfigDict) -> None:
-    """Refuses what several seeds cannot be trained with, once JAX is started.
+def check_devices(config: ConfigDict) -> None:
+    """Refuses devices that a run cannot use, once JAX is started.
 
     Args:
       config: The configuration.
 
     Raises:
-      ValueError: If several seeds are asked for, and more than one device is there, a
-        trace, or an autoencoder that is trained first.
+      ValueError: If the batch does not divide over them, or if there are more than the
+        one that several seeds take.
     """
+    parallel.check_batch_size(config.batch_size)
     count, devices = config.num_seeds, jax.device_count()
-    if count == 1:
-        return
-    one_by_one = f"train each with num_seeds=1 (seed={config.seed}, ...)."
-    if config.profile:
-        raise ValueError(
-            f"num_seeds={count} cannot be traced (profile={config.profile}): set "
-            "profile=0, or trace one seed with num_seeds=1."
-        )
-    if config.kernel_on == "autoencoder":
-        raise ValueError(
-            f"num_seeds={count} does not go with kernel_on='autoencoder', which trains "
-            f"another network first: {one_by_one}"
-        )
-    if devices > 1:
+    if count > 1 and devices > 1:
         raise ValueError(
             f"num_seeds={count} trains on one device, but JAX has {devices} in "
             f"{jax.process_count()} processes: let it see one (for GPUs, "
-            f"CUDA_VISIBLE_DEVICES=0), or {one_by_one}"
+            f"CUDA_VISIBLE_DEVICES=0), or train each with num_seeds=1 "
+            f"(seed={config.seed}, ...)."
         )
 
 

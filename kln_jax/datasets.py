@@ -387,10 +387,11 @@ def _load_own_images(
     if not 0 < test_fraction < 1:
         raise DatasetError(f"test_fraction must be in (0, 1), not {test_fraction}")
     path = pathlib.Path(data_dir).expanduser()
+    shape = (image_size, image_size, 1 if image_size == 28 else 3)
     if path.is_dir():
-        train, test, class_names = _read_folder(path, image_size)
+        train, test, class_names = _read_folder(path, shape)
     elif path.is_file() and path.suffix == ".npz":
-        train, test, class_names = _read_npz(path, image_size)
+        train, test, class_names = _read_npz(path, shape)
     else:
         raise DatasetError(
             f"data_dir {path} is neither a folder with train/CLASS/*.png nor an "
@@ -425,8 +426,8 @@ def _load_own_images(
 _Part = tuple[np.ndarray, np.ndarray]
 
 
-def _resized(image: Any, image_size: int) -> np.ndarray:
-    """Turns a Pillow image into (side, side, channels) uint8, or says why not.
+def _resized(image: Any, shape: tuple[int, int, int]) -> np.ndarray:
+    """Turns a Pillow image into uint8 of a square shape, or says why not.
 
     Raises:
       ValueError: The image has the wrong shape or would lose information.
@@ -443,21 +444,22 @@ def _resized(image: Any, image_size: int) -> np.ndarray:
         )
     if image.has_transparency_data and image.convert("RGBA").getextrema()[3][0] < 255:
         raise ValueError("has transparent pixels; flatten it onto a background")
-    image = image.convert("L" if image_size == 28 else "RGB")
-    if image.width != image_size:
-        image = image.resize((image_size, image_size), PIL.Image.Resampling.BILINEAR)
-    return np.asarray(image).reshape(image_size, image_size, -1)
+    side, _, channels = shape
+    image = image.convert("L" if channels == 1 else "RGB")
+    if image.width != side:
+        image = image.resize((side, side), PIL.Image.Resampling.BILINEAR)
+    return np.asarray(image).reshape(shape)
 
 
-def read_image(path: pathlib.Path, image_size: int) -> np.ndarray:
+def read_image(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
     """Reads an image as those of own data sets are.
 
     Args:
       path: A file that Pillow can read.
-      image_size: Side in pixels: 28 makes it grey, 32 RGB.
+      shape: Height, width and channels, ``(side, side, 1)`` or ``(side, side, 3)``.
 
     Returns:
-      The image, shape ``(side, side, channels)``, uint8.
+      The image of that shape, uint8.
 
     Raises:
       OSError: If it cannot be read.
@@ -467,11 +469,11 @@ def read_image(path: pathlib.Path, image_size: int) -> np.ndarray:
     import PIL.Image
 
     with PIL.Image.open(path) as image:
-        return _resized(image, image_size)
+        return _resized(image, shape)
 
 
 def _read_folder(
-    root: pathlib.Path, image_size: int
+    root: pathlib.Path, shape: tuple[int, int, int]
 ) -> tuple[_Part, _Part | None, tuple[str, ...]]:
     def class_folders(part: str) -> list[pathlib.Path]:
         return sorted(
@@ -499,7 +501,7 @@ def _read_folder(
                     continue
                 used += 1
                 try:
-                    images.append(read_image(path, image_size))
+                    images.append(read_image(path, shape))
                 # What a damaged file raises depends on its format and damage.
                 except Exception as error:
                     problems.append(f"{path}: {_one_line(error)}")
@@ -537,7 +539,7 @@ def _read_folder(
 
 
 def _read_npz(
-    path: pathlib.Path, image_size: int
+    path: pathlib.Path, shape: tuple[int, int, int]
 ) -> tuple[_Part, _Part | None, tuple[str, ...]]:
     import PIL.Image
 
@@ -575,7 +577,7 @@ def _read_npz(
             )
         try:
             resized = np.stack(
-                [_resized(PIL.Image.fromarray(image), image_size) for image in images]
+                [_resized(PIL.Image.fromarray(image), shape) for image in images]
             )
         except ValueError as error:
             raise DatasetError(f"{path}: an image {error}") from error

@@ -69,10 +69,9 @@ def load(workdir: str | pathlib.Path, *, best: bool = False) -> Trained:
       CheckpointError: If its checkpoints are damaged.
     """
     directory = pathlib.Path(workdir)
-    for name in ("config.json", "data.json"):
-        if not (directory / name).exists():
-            raise ValueError(f"{directory} holds no run: {name} is missing.")
     config = rundir.read_config(directory)
+    if not (directory / "data.json").exists():
+        raise ValueError(f"{directory} holds no run: data.json is missing.")
     try:
         about = json.loads((directory / "data.json").read_text())
         class_names = tuple(about["class_names"])

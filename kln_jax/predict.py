@@ -179,7 +179,7 @@ def _classified(
         images, usable = [], []
         for path in chunk:
             try:
-                images.append(datasets.read_image(path, trained.image_shape[0]))
+                images.append(datasets.read_image(path, trained.image_shape))
             # What a damaged file raises depends on its format and damage.
             except Exception as error:
                 report(path, getattr(error, "strerror", None) or error)

@@ -42,23 +42,40 @@ def fresh(config: ConfigDict) -> pathlib.Path:
 
 
 def check_place(place: pathlib.Path, config: ConfigDict) -> None:
-    """Refuses a place for the directories of several seeds that is a run, or none.
+    """Refuses to mix a run with the directories of several seeds in one place.
 
     Args:
       place: The working directory of the command.
       config: Its configuration.
 
     Raises:
-      ValueError: If it is one of a run, or a file.
+      ValueError: If several seeds find a run or a file there, or one finds several.
     """
-    if config.num_seeds == 1 or not place.exists():
-        return
-    if not place.is_dir() or (place / "config.json").exists():
+    is_run = (place / "config.json").exists()
+    if config.num_seeds == 1:
+        if not is_run and (seeds := _seeds(place)):
+            raise ValueError(
+                f"--workdir={place} {_holds(place, seeds)} Choose another, or that one."
+            )
+    elif is_run or (place.exists() and not place.is_dir()):
         raise ValueError(
             f"--workdir={place} is a {'run' if place.is_dir() else 'file'}, but "
             f"num_seeds={config.num_seeds} makes a directory for each seed in it. "
             "Choose another."
         )
+
+
+def _seeds(place: pathlib.Path) -> list[str]:
+    """Returns the names of directories that ``num_seeds`` made there."""
+    found = (path.parent.name for path in place.glob("*/config.json"))
+    return sorted((name for name in found if name.isdecimal()), key=int)
+
+
+def _holds(place: pathlib.Path, seeds: list[str]) -> str:
+    return (
+        f"holds the runs of several seeds ({', '.join(seeds)}); that of one is "
+        f"{place / seeds[0]}."
+    )
 
 
 def check(directory: pathlib.Path, config: ConfigDict) -> None:
@@ -127,8 +144,15 @@ def read_config(directory: pathlib.Path) -> ConfigDict:
       The configuration, checked.
 
     Raises:
-      ValueError: If it is not one of this version.
+      ValueError: If there is none, or it is not one of this version.
     """
+    if not (directory / "config.json").exists():
+        seeds = _seeds(directory)
+        raise ValueError(
+            f"{directory} {_holds(directory, seeds)}"
+            if seeds
+            else f"{directory} holds no run: config.json is missing."
+        )
     try:
         config = ConfigDict(json.loads((directory / "config.json").read_text()))
     except (TypeError, ValueError) as error:

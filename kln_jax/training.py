@@ -153,8 +153,7 @@ def train_and_evaluate(
     """
     configuration.validate(config)
     parallel.choose_platform(config.platform)
-    configuration.check_seeds(config)
-    parallel.check_batch_size(config.batch_size)
+    configuration.check_devices(config)
     parallel.cache_compilations(config.compilation_cache)
     logger.info(parallel.describe())
     is_main = parallel.is_main()
@@ -205,18 +204,25 @@ def train_and_evaluate(
         )
         ended = training.run(directories, show=is_main)
         results = {
-            name: _result(configs[name], data, one.state, one.scalars)
+            name: _result(configs[name], data, one, seeds_at_once=len(left))
             for name, one in zip(left, ended, strict=True)
             if not one.failure
         }
+    failures = {
+        name: one.failure for name, one in zip(left, ended, strict=True) if one.failure
+    }
     if place:
+        for name, failure in failures.items():
+            metrics.write_json(place / name / "diverged.json", failure)
         for name, result in results.items():
             metrics.write_json(place / name / "result.json", result)
+            (place / name / "diverged.json").unlink(missing_ok=True)
         paths = {name: place / name / "result.json" for name in configs}
         results = {name: rundir.read_json(p) for name, p in paths.items() if p.exists()}
-        print(f"{_closing(list(results.values()))}\nEverything lies in {place}.")
-    if failures := [one.failure for one in ended if one.failure]:
-        raise DivergenceError(f"{' '.join(failures)} The others are finished.")
+        if results:
+            print(f"{_closing(list(results.values()))}\nEverything lies in {place}.")
+    if failures:
+        raise DivergenceError(_failure(failures, len(configs)))
     return results.get("", results)
 
 
@@ -243,12 +249,12 @@ def train_in_memory(
       DivergenceError: If training diverges.
     """
     configuration.validate(config)
-    parallel.check_batch_size(config.batch_size)
+    configuration.check_devices(config)
     program, interruption = _compile(config, data), Interruption()
     embedding = _embedding(config, data, labelled, None, interruption)
     training = _Training([config], data, [labelled], program, interruption, embedding)
-    (ended,) = training.run([None], show=show)
-    return Run(config, data, labelled, _model(config, data), ended.state)
+    state = training.run_alone(None, show=show)
+    return Run(config, data, labelled, _model(config, data), state)
 
 
 def load_run(workdir: str | pathlib.Path, *, best: bool = False) -> Run:
@@ -267,8 +273,6 @@ def load_run(workdir: str | pathlib.Path, *, best: bool = False) -> Run:
       CheckpointError: If its checkpoints are damaged.
     """
     directory = pathlib.Path(workdir)
-    if not (directory / "config.json").exists():
-        raise ValueError(f"{directory} holds no run: config.json is missing.")
     config = rundir.read_config(directory)
     data = _load(config)
     labelled = rundir.labelled_rows(directory, config, data.train_labels)
@@ -322,7 +326,8 @@ def _finished(place: pathlib.Path | None, names: Sequence[str]) -> dict[str, Any
     if place is None:
         return {}
     results = {name: rundir.read_json(place / name / "result.json") for name in names}
-    print("This run is finished; nothing is left to do.")
+    whole = "This run is" if len(names) == 1 else "These runs are"
+    print(f"{whole} finished; nothing is left to do.")
     print(f"{_closing(list(results.values()))}\nEverything lies in {place}.")
     return results.get("", results)
 
@@ -331,9 +336,9 @@ class _Progress:
     """Where the run of a seed stands: what its checkpoints and metrics hold.
 
     Args:
-      name: As below.
-      step: As below.
-      history: As below.
+      name: What messages about it begin with.
+      step: The number of steps made.
+      history: The metrics of the epoch's steps.
       checkpoints: Where it is saved; None for nowhere.
       writer: Where the metrics of its epochs go; None for nowhere.
 
@@ -383,7 +388,9 @@ class _Progress:
 
     def save(self, state: TrainState, *, error: float | None = None) -> None:
         """Saves it with its state in the background, unless it is saved."""
-        if self._checkpoints and self.step != self._saved_step:
+        # One that a signal saved before its evaluation has no error yet.
+        is_new = self.step != self._saved_step or error is not None
+        if self._checkpoints and is_new:
             self._checkpoints.save(self.step, state, self.history, error=error)
         self._saved_step = self.step
 
@@ -436,9 +443,6 @@ class _Training:
 
         Returns:
           How each seed ended.
-
-        Raises:
-          DivergenceError: If all of them diverge.
         """
         config, spe = self._config, self._program.steps_per_epoch
         self._begun = time.perf_counter()
@@ -482,7 +486,7 @@ class _Training:
                 bar = metrics.progress_bar(config.num_epochs, done=done)
                 stack.enter_context(bar)
                 stack.enter_context(logging_redirect_tqdm([logger]))
-            while True:
+            while self._going:
                 epoch, position = divmod(self._step, spe)
                 if position == 0 and (ended := self._at_end_of(epoch)):
                     self._end_epoch(epoch, ended)
@@ -490,13 +494,29 @@ class _Training:
                         scalars = [progress.scalars for progress in ended.values()]
                         metrics.show(bar, scalars, logger)
                 if epoch == config.num_epochs:
-                    return [
-                        _Ended(self._state(i), progress.scalars, progress.failure)
-                        for i, progress in enumerate(self._seeds)
-                    ]
+                    break
                 if epoch != self._rows_epoch:
                     self._draw_rows(epoch)
                 self._make_steps(epoch, position)
+            return [
+                _Ended(self._state(i), progress.scalars, progress.failure)
+                for i, progress in enumerate(self._seeds)
+            ]
+
+    def run_alone(self, directory: pathlib.Path | None, *, show: bool) -> TrainState:
+        """Does so for one seed, and returns its last state.
+
+        Args:
+          directory: Its working directory; None to keep nothing.
+          show: Whether to show each epoch, on a bar or in the log.
+
+        Raises:
+          DivergenceError: If it diverges.
+        """
+        (ended,) = self.run([directory], show=show)
+        if ended.failure:
+            raise DivergenceError(ended.failure)
+        return ended.state
 
     def _restore(
         self, checkpoints: Sequence[Checkpoints | None]
@@ -588,10 +608,9 @@ class _Training:
             if count:
                 own = self._program.unpack((made, skipped, history), i)
                 self._take_over(i, count, *own, finite=bool(finite[i]))
-        if not self._going:
-            raise DivergenceError(" ".join(one.failure for one in self._seeds))
         # At the end of an epoch its evaluation comes first.
-        if position + num_steps < self._program.steps_per_epoch and self._due():
+        is_inside = position + num_steps < self._program.steps_per_epoch
+        if self._going and is_inside and self._due():
             for i, progress in self._going.items():
                 progress.save(self._state(i))
 
@@ -631,24 +650,27 @@ class _Training:
             )
         elif made < count:
             trouble = self._trouble(progress, epoch, position + made)
-            failure = f"{trouble}; before it, {self._save_and_say({place: progress})}"
+            failure = f"{trouble}; before it, {self._save({place: progress})}."
         if failure:
             progress.failure = f"{progress.name}{failure}"
             if self._program.several:
                 logger.error("%s", progress.failure)
 
-    def _save_and_say(self, seeds: Mapping[int, _Progress] | None = None) -> str:
-        """Saves seeds, all if None, waits, and says where the run goes on from."""
-        seeds = self._going if seeds is None else seeds
+    def _save_and_say(self) -> str:
+        """Saves all seeds, and says where the run goes on from."""
+        return f"{self._save(self._going)}; the same command goes on."
+
+    def _save(self, seeds: Mapping[int, _Progress]) -> str:
+        """Saves seeds, waits, and says what is saved."""
         for i, progress in seeds.items():
             progress.save(self._state(i))
         for progress in seeds.values():
             progress.wait()
         step = min(progress.step for progress in seeds.values())
         if step == 0:
-            return "nothing is trained yet; the same command starts anew."
+            return "nothing is trained yet"
         what = "the state" if len(seeds) == 1 else f"the state of {len(seeds)} seeds"
-        return f"{what} after step {step} is saved; the same command goes on."
+        return f"{what} after step {step} is saved"
 
     def _due(self) -> bool:
         """Whether a checkpoint is due at this step, whatever the epoch."""
@@ -719,12 +741,9 @@ def _are_finite(leaves: list[jax.Array], *, count: int) -> jax.Array:
 
 
 def _result(
-    config: ConfigDict,
-    data: datasets.Dataset,
-    state: TrainState,
-    scalars: Mapping[str, Any],
+    config: ConfigDict, data: datasets.Dataset, ended: _Ended, *, seeds_at_once: int
 ) -> dict[str, Any]:
-    part = config.evaluate_on
+    part, state, scalars = config.evaluate_on, ended.state, ended.scalars
     return {
         f"{part}_error_percent": scalars[f"{part}_error_percent"],
         f"num_{part}_images": len(data.eval_labels),
@@ -732,6 +751,7 @@ def _result(
         "steps": int(state.step),
         "skipped_steps": int(state.skipped),
         "wall_seconds": scalars["wall_seconds"],
+        "seeds_at_once": seeds_at_once,
         "seed": config.seed,
         "dataset": config.dataset,
         "variant": config.variant,
@@ -861,10 +881,10 @@ def _embedding(
     alone.update(objective="reconstruction", kernel_on="z")
     program = _compile(alone, data)
     training = _Training([alone], data, [labelled], program, interruption)
-    (ended,) = training.run(
-        [directory / "autoencoder" if directory else None], show=parallel.is_main()
+    state = training.run_alone(
+        directory / "autoencoder" if directory else None, show=parallel.is_main()
     )
-    return steps.without_optimiser(ended.state)
+    return steps.without_optimiser(state)
 
 
 def _load(config: ConfigDict) -> datasets.Dataset:
@@ -928,6 +948,17 @@ def _evaluate(
         }
         evaluated.append(errors)
     return evaluated
+
+
+def _failure(failures: Mapping[str, str], count: int) -> str:
+    """Says which of so many seeds diverged; each has said before how it did."""
+    if count == 1:
+        return failures[""]
+    which = f"seed{'s' * (len(failures) > 1)} {', '.join(failures)}"
+    return (
+        f"{len(failures)} of {count} seeds diverged, as said above: {which}. What they "
+        "made before is saved; the others are finished."
+    )
 
 
 def _closing(results: Sequence[Mapping[str, Any]]) -> str:

@@ -100,6 +100,18 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert _steps(tmp_path) == [2, 6]
 
 
+def test_an_error_that_is_known_later_is_saved_with_its_state(tmp_path):
+    """A signal saves a state while its error is being measured."""
+    with Checkpoints(tmp_path, keep_last=1, keep_best=1) as checkpoints:
+        checkpoints.save(1, _state(1.0), error=10.0)
+        checkpoints.save(2, _state(2.0))
+    with Checkpoints(tmp_path, keep_last=1, keep_best=1) as checkpoints:
+        checkpoints.save(2, _state(2.0), error=5.0)
+        checkpoints.save(3, _state(3.0), error=20.0)
+    assert _steps(tmp_path) == [2, 3]
+    assert _restore(tmp_path, best=True).step == 2
+
+
 def test_without_errors_there_is_no_best(tmp_path):
     _save(tmp_path, 1)
     with pytest.raises(ValueError, match="has no best checkpoint"):
@@ -165,7 +177,9 @@ def test_a_half_written_checkpoint_is_not_there(tmp_path):
     assert (tmp_path / "2.orbax-checkpoint-tmp").exists()
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.restore(_state(0.0)).step == 1
-    assert _steps(tmp_path) == [1]
+        # Orbax cleans up in the background, and waits for that before it saves.
+        checkpoints.save(2, _state(2.0))
+    assert _steps(tmp_path) == [1, 2]
 
 
 def test_reading_makes_nothing(tmp_path):

@@ -647,6 +647,15 @@ def test_folder_is_resized_and_split_by_class(root, image_size, channels):
     np.testing.assert_array_equal(np.bincount(held_out.eval_labels), [5, 5])
 
 
+@pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 1), (28, 28, 3)])
+def test_an_image_is_read_in_the_shape_of_the_network(tmp_path, shape):
+    path = tmp_path / "image.png"
+    PIL.Image.new("RGB", (40, 40), (100, 100, 100)).save(path)
+    image = datasets.read_image(path, shape)
+    assert image.shape == shape
+    assert (image == 100).all()
+
+
 def test_folders_own_test_part_is_used(root):
     _folder(root)
     _folder(root, classes=("bee",), part="test", n=3)

@@ -110,7 +110,7 @@ def test_normalised_z_has_mean_zero_and_variance_one_in_training(network):
     assert varying.mean() > 0.5
     # Kernel, classifier and decoder see the same Z; in evaluation the running one.
     classifier = variables["params"]["classifier"]
-    logits = outputs.z @ classifier["kernel"] + classifier["bias"]
+    logits = outputs.z @ classifier["kernel"] + classifier["bias"][None, :]
     np.testing.assert_allclose(outputs.logits, logits, rtol=1e-3, atol=1e-4)
     before = apply(variables, images).z
     after = apply({**variables, **updated}, images).z

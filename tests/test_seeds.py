@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from configs import digits
 from kln_jax import metrics, training
+from kln_jax.analysis import runs
 from kln_jax.interruption import Interrupted, Interruption
 from tests.processes import SMALL, end, environment, start
 
@@ -94,7 +96,9 @@ def _assert_runs_of_each(workdir, results, variant, place):
         result = _train(single, place / str(seed))
         together = json.loads((workdir / str(seed) / "result.json").read_text())
         assert together == results[str(seed)]
-        assert {**together, "wall_seconds": 0} == {**result, "wall_seconds": 0}
+        assert (together["seeds_at_once"], result["seeds_at_once"]) == (3, 1)
+        same = result.keys() - {"wall_seconds", "seeds_at_once"}
+        assert all(together[name] == result[name] for name in same)
         _assert_close(workdir / str(seed), place / str(seed))
 
 
@@ -166,19 +170,47 @@ def test_a_seed_that_diverges_leaves_the_others_alone(
         return states, history
 
     monkeypatch.setattr(training._Training, "_call", spoil_the_second)
-    message = r"^seed 4: \w+ is .* the state after step 1 is saved.*others are finished"
+    message = "^1 of 3 seeds diverged, as said above: seed 4. .* others are finished"
     with (
         caplog.at_level(logging.ERROR, "kln_jax"),
         pytest.raises(training.DivergenceError, match=message),
     ):
         _train(_config(), tmp_path)
-    assert "seed 4: " in caplog.text
+    assert re.search(
+        r"seed 4: \w+ is .* the state after step 1 is saved\.", caplog.text
+    )
     assert {len(counts) for counts in calls} == {3}
     assert all(counts[1] == 0 for counts in calls[3:])
     for seed in (3, 5):
         _assert_close(tmp_path / str(seed), workdir / str(seed))
     assert not (tmp_path / "4" / "result.json").exists()
+    records = {record.seed: record for record in runs.read(tmp_path)}
+    assert records.keys() == {3, 4, 5}
+    assert records[4].error is None
+    assert records[3].error is not None
+    assert records[3].epoch_seconds is None  # It would be that of all three.
     assert int(training.load_run(tmp_path / "4").state.step) == 1
+
+
+def test_a_place_of_several_seeds_is_no_run(finished):
+    workdir, _ = finished
+    before = sorted(workdir.iterdir())
+    message = r"holds the runs of several seeds \(3, 4, 5\); that of one is .*/3\."
+    with pytest.raises(ValueError, match=message):
+        _train(_config(num_seeds=1), workdir)
+    with pytest.raises(ValueError, match=message):
+        training.load_run(workdir)
+    assert sorted(workdir.iterdir()) == before
+
+
+def test_fewer_and_more_seeds_go_on_in_the_same_place(finished, tmp_path, capsys):
+    workdir, results = finished
+    shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
+    assert list(_train(_config(num_seeds=2), tmp_path)) == ["3", "4"]
+    assert "finished; nothing is left to do" in capsys.readouterr().out
+    more = _train(_config(num_seeds=4), tmp_path)
+    assert list(more) == ["3", "4", "5", "6"]
+    assert {name: more[name] for name in results} == results
 
 
 def test_a_place_with_a_run_of_its_own_is_refused(tmp_path):

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from sklearn.manifold import TSNE
 
@@ -218,7 +219,7 @@ def sweep(values: Mapping[str, Sequence[float]], title: str) -> Figure:
 
 
 def grid(errors: Mapping[str, Sequence[float | None]], title: str) -> Figure:
-    """Shows test errors as heat maps, one colour scale for all.
+    """Shows test errors as heat maps of one colour scale, hatched if a run diverged.
 
     Args:
       errors: Errors in percent of the runs of each method, None for those that
@@ -230,53 +231,65 @@ def grid(errors: Mapping[str, Sequence[float | None]], title: str) -> Figure:
         list(dict.fromkeys(names)) for names in zip(*places, strict=True)
     )
     means = np.full((len(panels), len(rows), len(columns)), np.nan)
-    texts: dict[tuple[int, int, int], str] = {}
-    for names, of_method in zip(places, errors.values(), strict=True):
-        column, row, panel = (
-            axis.index(name)
-            for axis, name in zip((columns, rows, panels), names, strict=True)
-        )
-        place = panel, row, column
+    for (column, row, panel), of_method in zip(places, errors.values(), strict=True):
         made = [error for error in of_method if error is not None]
-        texts[place] = _cell(made, len(of_method) - len(made))
+        place = panels.index(panel), rows.index(row), columns.index(column)
         means[place] = np.mean(made) if made else np.nan
-    scale = LogNorm(max(0.1, np.nanmin(means)), max(10.0, np.nanmax(means)))
+    found = means[np.isfinite(means)].tolist()
+    least, largest = max(0.1, min(found, default=0.1)), max(10.0, *found, 10.0)
+    scale = LogNorm(least, largest)
     wide, high = min(2, len(panels)), -(-len(panels) // 2)
+    size = max(7.0, 1 + wide * (0.9 + 0.75 * len(columns))), 0.7 + high * 2.2
     with mpl.rc_context(STYLE):
-        figure = Figure(
-            figsize=(1 + wide * (0.9 + 0.75 * len(columns)), 0.7 + high * 2.2),
-            layout="constrained",
-        )
-        places_of_panels = figure.subplots(high, wide, squeeze=False).flat
-        for panel, axes in enumerate(places_of_panels):
-            if panel == len(panels):  # Of an odd number, the last place is empty.
-                axes.set_axis_off()
-                break
-            axes.imshow(means[panel], cmap="viridis_r", norm=scale, aspect="auto")
+        figure = Figure(figsize=size, layout="constrained")
+        drawn = figure.subplots(high, wide, squeeze=False).ravel().tolist()
+        for axes, panel, of_panel in zip(drawn, panels, means, strict=False):
+            # Zero has no logarithm.
+            shown = np.maximum(of_panel, least)
+            axes.imshow(shown, cmap="viridis_r", norm=scale, aspect="auto")
             axes.set_xticks(range(len(columns)), columns, fontsize=6)
             axes.set_yticks(range(len(rows)), rows, fontsize=7)
-            axes.set_title(panels[panel])
-            for (of_panel, row, column), text in texts.items():
-                if of_panel == panel:
-                    is_dark = scale(means[panel, row, column]) > 0.5
-                    colour = "white" if is_dark else "black"
-                    style = dict(ha="center", va="center", fontsize=6, color=colour)
-                    axes.text(column, row, text, style)
-        figure.colorbar(
+            axes.set_title(panel)
+        for axes in drawn[len(panels) :]:
+            axes.set_axis_off()
+        for (column, row, panel), of_method in zip(
+            places, errors.values(), strict=True
+        ):
+            axes = drawn[panels.index(panel)]
+            _cell(axes, columns.index(column), rows.index(row), of_method, scale)
+        bar = figure.colorbar(
             ScalarMappable(scale, "viridis_r"),
-            ax=figure.axes,
+            ax=drawn,
             label="test error, %",
             format=StrMethodFormatter("{x:g}"),
         )
+        bar.minorticks_off()
         figure.suptitle(title)
     return figure
 
 
-def _cell(errors: Sequence[float], diverged: int) -> str:
-    lines = [f"{np.mean(errors):.2f}"] if errors else []
-    lines += [f"± {np.std(errors, ddof=1):.2f}"] if len(errors) > 1 else []
-    lines += [f"{diverged} diverged"] if diverged else []
-    return "\n".join(lines)
+def _cell(
+    axes: Axes, column: int, row: int, errors: Sequence[float | None], scale: LogNorm
+) -> None:
+    """Writes what is known of a method into its cell of a grid."""
+    made = [error for error in errors if error is not None]
+    lines = [f"{np.mean(made):.2f}"] if made else []
+    lines += [f"± {np.std(made, ddof=1):.2f}"] if len(made) > 1 else []
+    if diverged := len(errors) - len(made):
+        lines.append(f"{diverged} diverged")
+        corner = column - 0.5, row - 0.5
+        hatched = Rectangle(corner, 1, 1, fill=False, hatch="///", edgecolor="0.6")
+        axes.add_patch(hatched)
+    is_dark = bool(made) and bool(np.greater(scale(float(np.mean(made))), 0.5))
+    axes.text(
+        column,
+        row,
+        "\n".join(lines),
+        ha="center",
+        va="center",
+        fontsize=6,
+        color="white" if is_dark else "black",
+    )
 
 
 def _first(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -210,6 +210,8 @@ def _record(directory: pathlib.Path) -> Record:
     }
     result_path = directory / "result.json"
     result = json.loads(result_path.read_text()) if result_path.exists() else {}
+    # The times of several seeds at once are of all of them.
+    is_alone = bool(result) and result.get("seeds_at_once", 1) == 1
     lines = metrics.read_metrics(directory)
     errors = [line["test_error_percent"] for line in lines]
     return Record(
@@ -223,7 +225,7 @@ def _record(directory: pathlib.Path) -> Record:
         partial_data=result.get("partial_data", False),
         error=result.get("test_error_percent"),
         late_error=float(np.median(errors[-10:])) if result else None,
-        epoch_seconds=_epoch_seconds(lines) if result else None,
+        epoch_seconds=_epoch_seconds(lines) if is_alone else None,
         device=result.get("device", ""),
     )
 

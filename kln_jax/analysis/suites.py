@@ -249,10 +249,10 @@ SUITES: dict[str, Suite] = {
         seeds=5,
     ),
     "fragility": _fragility(
-        "supervised", _NARROW, "All labels: what the objective as printed withstands"
+        "supervised", _NARROW, "All labels: what the objective withstands"
     ),
     "fragility_semi": _fragility(
-        "semi", _NARROW, "Few labels: what the objective as printed withstands"
+        "semi", _NARROW, "Few labels: what the objective withstands"
     ),
     "fragility_deep": _fragility(
         "supervised",

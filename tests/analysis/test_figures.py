@@ -145,6 +145,14 @@ def test_a_grid_has_a_panel_of_each_kind_and_says_what_diverged():
     assert linear.images[0].norm is gaussian.images[0].norm
 
 
+def test_a_grid_shows_no_error_at_all_and_nothing_but_divergence():
+    zero, small = figures.grid({"a, b, c": [0.0], "d, b, c": [None]}, "t").axes[:2]
+    assert zero.images[0].get_array().count() == 1
+    assert [patch.get_xy() for patch in zero.patches] == [(0.5, -0.5)]
+    assert small is not zero
+    figures.grid({"a, b, c": [None], "d, b, e": [None]}, "t")
+
+
 def test_reconstructions_are_of_one_image_a_class(run):
     (axes,) = figures.reconstruction_grid(run).axes
     # Two rows of five pairs of 30x30 pixels, with a margin of 2.
