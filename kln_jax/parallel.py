@@ -272,6 +272,15 @@ def cache_compilations(directory: str) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 
+def forget_programs() -> None:
+    """Frees compiled programs, for a process that trains one network after the other.
+
+    JAX keeps those that pmap made for ever: those of some ninety runs fill the mappings
+    that Linux allows a process, and LLVM ends it with "Cannot allocate memory".
+    """
+    jax.clear_caches()
+
+
 def check_batch_size(batch_size: int) -> None:
     """Refuses a batch that does not divide over the devices.
 

@@ -253,7 +253,10 @@ def train_in_memory(
     program, interruption = _compile(config, data), Interruption()
     embedding = _embedding(config, data, labelled, None, interruption)
     training = _Training([config], data, [labelled], program, interruption, embedding)
-    state = training.run_alone(None, show=show)
+    try:
+        state = training.run_alone(None, show=show)
+    finally:
+        parallel.forget_programs()
     return Run(config, data, labelled, _model(config, data), state)
 
 

@@ -34,6 +34,14 @@ def test_a_donated_state_is_used_up():
     np.testing.assert_array_equal(mapped(after)["a"], 2.0)
 
 
+def test_mapped_programs_can_be_forgotten():
+    parallel.data_parallel(lambda x: x + 1.0, axis_name="i")(jnp.float32(1.0))
+    client = jax.devices()[0].client
+    assert client.live_executables()
+    parallel.forget_programs()
+    assert not client.live_executables()
+
+
 def test_replicate_puts_everything_on_every_device():
     (x,) = parallel.replicate((np.arange(3),), axis_name="i")
     assert x.sharding.is_fully_replicated

@@ -24,6 +24,8 @@ _OF_A_RUN = {
 def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     """Writes ``report.md``, ``report.csv``, ``report.tex`` and ``figures/``.
 
+    Figures that are there already, of a run whose checkpoints are gone, stay in it.
+
     Args:
       out: Where all runs lie.
 
@@ -35,13 +37,13 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     """
     records = runs.read(out)
     found = {name: tables.rows(suite, records) for name, suite in SUITES.items()}
-    pictures = []
     (out / "figures").mkdir(exist_ok=True)
     for name, figure in _figures(records):
         path = out / "figures" / f"{name}.png"
         figure.savefig(path)
-        pictures.append(path.relative_to(out))
         yield path
+    drawn = sorted((out / "figures").glob("*.png"))
+    pictures = [path.relative_to(out) for path in drawn]
     for suffix, text in (
         ("md", _markdown(found, pictures)),
         ("csv", tables.comma_separated(found)),
