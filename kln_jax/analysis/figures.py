@@ -261,6 +261,7 @@ def grid(errors: Mapping[str, Sequence[float | None]], title: str) -> Figure:
             ScalarMappable(scale, "viridis_r"),
             ax=drawn,
             label="test error, %",
+            ticks=LogLocator(subs=(1, 2, 5)),
             format=StrMethodFormatter("{x:g}"),
         )
         bar.minorticks_off()
