@@ -958,9 +958,10 @@ def _failure(failures: Mapping[str, str], count: int) -> str:
     if count == 1:
         return failures[""]
     which = f"seed{'s' * (len(failures) > 1)} {', '.join(failures)}"
+    others = " The others are finished." if len(failures) < count else ""
     return (
         f"{len(failures)} of {count} seeds diverged, as said above: {which}. What they "
-        "made before is saved; the others are finished."
+        f"made before is saved.{others}"
     )
 
 

@@ -170,7 +170,9 @@ def test_a_seed_that_diverges_leaves_the_others_alone(
         return states, history
 
     monkeypatch.setattr(training._Training, "_call", spoil_the_second)
-    message = "^1 of 3 seeds diverged, as said above: seed 4. .* others are finished"
+    message = (
+        r"^1 of 3 seeds diverged, as said above: seed 4\. .* others are finished\."
+    )
     with (
         caplog.at_level(logging.ERROR, "kln_jax"),
         pytest.raises(training.DivergenceError, match=message),
