@@ -129,11 +129,11 @@ def make(
         for name in config_names or suite.datasets:
             for entry in wanted:
                 config = configuration(name, entry.variant)
+                method = _slug(entry, config)
                 config.update(dict(entry.changes))
                 config.update(seed=seed, split_seed=seed, keep_last=1)
                 config.data_dir = data_dir
                 config.allow_partial_data |= allow_partial_data
-                method = _slug(entry)
                 if epochs and epochs != config.num_epochs:
                     set_epochs(config, epochs)
                     method += f",epochs={epochs}"
@@ -176,10 +176,18 @@ def _make(
     return f"{directory}: test error {result['test_error_percent']:.2f} %"
 
 
-def _slug(entry: Entry) -> str:
+def _changes(entry: Entry, config: ConfigDict) -> list[tuple[str, Any]]:
+    """Returns in what a method differs from the configuration of its variant.
+
+    A value of a sweep may be the default: then its run is that of the variant.
+    """
+    return [(key, value) for key, value in entry.changes if config[key] != value]
+
+
+def _slug(entry: Entry, config: ConfigDict) -> str:
     changes = (
         f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-        for key, value in entry.changes
+        for key, value in _changes(entry, config)
     )
     return ",".join([entry.variant, *changes])
 
@@ -243,10 +251,8 @@ def _epoch_seconds(lines: Sequence[dict[str, Any]]) -> float | None:
 
 def matching(records: Iterable[Record], config_name: str, entry: Entry) -> list[Record]:
     """Returns the runs of a method on a data set, of any seed and length."""
-    changes = tuple(sorted(entry.changes))
-    # A sweep's value may be the default, which then is no change.
     config = configuration(config_name, entry.variant)
-    changes = tuple((key, value) for key, value in changes if config[key] != value)
+    changes = tuple(sorted(_changes(entry, config)))
     return [
         record
         for record in records

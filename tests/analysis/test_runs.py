@@ -43,6 +43,15 @@ def out(tmp_path_factory):
     return directory
 
 
+def test_a_value_that_is_the_default_is_the_run_without_it():
+    config = runs.configuration("digits", "supervised")
+    names = [
+        runs._slug(Entry("", "supervised", (("reconstruction_weight", beta),)), config)
+        for beta in (0.1, 1.0)
+    ]
+    assert names == ["supervised", "supervised,reconstruction_weight=1"]
+
+
 def test_each_run_has_a_directory_a_seed_and_a_subset_of_its_own(out):
     configs = sorted(out.glob("digits/supervised,*/*/config.json"))
     seeds = [json.loads(path.read_text()) for path in configs]
