@@ -24,7 +24,6 @@ WHEREABOUTS = (
     "checkpoint_every_steps",
     "keep_last",
     "keep_best",
-    "num_seeds",
 )
 
 

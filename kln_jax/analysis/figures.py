@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from sklearn.manifold import TSNE
 
-from kln_jax import augment, steps
+from kln_jax import augment, metrics, steps
 from kln_jax.cmmd import weight_matrix
 from kln_jax.kernels import Kernel, gaussian_mixture
 from kln_jax.networks import Outputs
@@ -274,8 +274,7 @@ def _cell(
 ) -> None:
     """Writes what is known of a method into its cell of a grid."""
     made = [error for error in errors if error is not None]
-    lines = [f"{np.mean(made):.2f}"] if made else []
-    lines += [f"± {np.std(made, ddof=1):.2f}"] if len(made) > 1 else []
+    lines = [metrics.mean_and_spread(made).replace(" ", "\n", 1)] if made else []
     if diverged := len(errors) - len(made):
         lines.append(f"{diverged} diverged")
         corner = column - 0.5, row - 0.5
