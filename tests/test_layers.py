@@ -165,21 +165,40 @@ def test_same_parameters_as_linen(name, use_bias):
         ("1x1", {"dot_general"}),
         ("grow-7", {"dot_general"}),
         ("double", {"dot_general"}),
-        ("3x3-same", {"dot_general", CONVOLUTION}),
+        ("3x3-same", {"dot_general"}),
     ],
 )
-def test_slow_convolutions_are_gone(name, expected):
+def test_convolutions_are_gone_from_training(name, expected):
     ours, _, x, variables = pair(name)
     graph = jax.make_jaxpr(lambda v, x: value_and_gradients(ours, v, x))(variables, x)
-    found = {}
-    for equation in equations(graph.jaxpr):
-        found.setdefault(equation.primitive.name, []).append(equation)
-    assert {"dot_general", CONVOLUTION} & found.keys() == expected
-    for equation in found.get(CONVOLUTION, []):
-        # What is left reads images as images, without holes: a forward convolution.
-        assert equation.params["lhs_dilation"] == (1, 1)
-        assert equation.params["rhs_dilation"] == (1, 1)
-        assert equation.params["dimension_numbers"].lhs_spec == (0, 3, 1, 2)
+    found = {equation.primitive.name for equation in equations(graph.jaxpr)}
+    assert {"dot_general", CONVOLUTION} & found == expected
+
+
+def test_3x3_convolution_stays_where_no_gradient_is_taken():
+    ours, _, x, variables = pair("3x3-same")
+    graph = jax.make_jaxpr(ours.apply)(variables, x)
+    found = {equation.primitive.name for equation in equations(graph.jaxpr)}
+    assert {"dot_general", CONVOLUTION} & found == {CONVOLUTION}
+
+
+# Of four images: the windows of less than one fit, of one, of three, which makes two
+# groups of two, and of all.
+@pytest.mark.parametrize(("fit", "groups"), [(0.5, 4), (1, 4), (3, 2), (4, 1)])
+def test_images_are_multiplied_in_groups(fit, groups, monkeypatch):
+    ours, linens, x, variables = pair("3x3-same", features=5)
+    _, h, w, _ = x.shape
+    one = h * w * variables["params"]["kernel"][..., 0].nbytes
+    monkeypatch.setattr(layers, "_CACHE_BYTES", int(fit * one))
+
+    def run(variables, x):
+        return value_and_gradients(ours, variables, x)
+
+    graph = jax.make_jaxpr(run)(variables, x)
+    scans = [e for e in equations(graph.jaxpr) if e.primitive.name == "scan"]
+    # Of the output, of the gradient by the images, and of that by the kernel.
+    assert [e.params["length"] for e in scans] == 3 * [groups]
+    assert_close(run(variables, x), value_and_gradients(linens, variables, x))
 
 
 def equations(jaxpr):
