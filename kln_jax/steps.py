@@ -7,7 +7,6 @@ Randomness is a function of the seed and the step alone: keys are
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -298,16 +297,24 @@ def make_train_step(
             lambda *x: jax.tree.map(jnp.zeros_like, jax.eval_shape(diagnostics, *x)),
             *features,
         )
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        updated = state.replace(
-            step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
-            batch_stats=batch_stats,
-            opt_state=opt_state,
-        )
-        skip = (state.skipped < max_skipped).astype(jnp.int32)
-        kept = state.replace(step=state.step + skip, skipped=state.skipped + skip)
-        state = jax.tree.map(functools.partial(jnp.where, healthy), updated, kept)
+
+        def update(state: TrainState, gradients: Any, batch_stats: Any) -> TrainState:
+            updates, opt_state = optimizer.update(
+                gradients, state.opt_state, state.params
+            )
+            return state.replace(
+                step=state.step + 1,
+                params=optax.apply_updates(state.params, updates),
+                batch_stats=batch_stats,
+                opt_state=opt_state,
+            )
+
+        def keep(state: TrainState, *_: Any) -> TrainState:
+            skip = (state.skipped < max_skipped).astype(jnp.int32)
+            return state.replace(step=state.step + skip, skipped=state.skipped + skip)
+
+        # Not where(healthy, ...), for which XLA:CPU copies the parameters every step.
+        state = lax.cond(healthy, update, keep, state, gradients, batch_stats)
         return state, metrics
 
     return train_step
