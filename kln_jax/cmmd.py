@@ -398,15 +398,20 @@ def _weight_matrix(K: Array, ridge: Array) -> Array:
 def solve_both(
     s: tuple[Array, Array], t: tuple[Array, Array], ridge: Array
 ) -> tuple[Array, Array]:
-    """Solves K~ A = B for the pairs (K, B) of s and t, as one batch if they fit."""
-    if s[0].shape == t[0].shape and s[1].shape == t[1].shape:
+    """Solves K~ A = B for the pairs (K, B) of s and t, as one batch where it pays.
+
+    Not on CPU: XLA shares the factorisations of a batch out to its threads and blocks
+    one until all are done. That costs a step of the MNIST network a sixteenth, and two
+    such calls at once, which vmap makes of these, can lock each other up.
+    """
+    fits = s[0].shape == t[0].shape and s[1].shape == t[1].shape
+    if fits and jax.default_backend() != "cpu":
         K, B = (jnp.stack(pair) for pair in zip(s, t, strict=True))
         A = jax.vmap(_solve, in_axes=(0, 0, None))(K, B, ridge)
         return A[0], A[1]
     A_s = _solve(*s, ridge)
     K, B = t
-    # XLA's CPU runtime can lock up on two batched factorisations, as vmap makes of
-    # these, that do not wait for each other; the zero makes the second one wait.
+    # The zero makes the second wait for the first.
     return A_s, _solve(K + 0.0 * A_s[0, 0], B, ridge)
 
 

@@ -27,6 +27,7 @@ from kln_jax import (
     squared_distances,
     weight_matrix,
 )
+from kln_jax.cmmd import solve_both
 
 # The same examples in every run, and no clock in the verdict.
 settings.register_profile("cmmd", derandomize=True, deadline=None, max_examples=20)
@@ -689,6 +690,26 @@ for function in (cmmd, low_rank):
 def test_vmap_of_sets_of_unequal_sizes_comes_to_an_end():
     command = [sys.executable, "-c", _VMAP_OF_UNEQUAL_SETS]
     subprocess.run(command, env=processes.environment(), check=True, timeout=100)
+
+
+@pytest.mark.parametrize(("platform", "as_one"), [("cpu", False), ("gpu", True)])
+def test_sets_of_one_size_are_solved_as_fits_the_platform(
+    platform, as_one, monkeypatch
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    x_s, y_s, x_t, y_t = _problem(21, n_t=6)
+    with jax.enable_x64(True):
+        pairs = [
+            (np.float64(x @ x.T), np.float64(y)) for x, y in ((x_s, y_s), (x_t, y_t))
+        ]
+
+        def solve(s, t):
+            return solve_both(s, t, jnp.float64(0.1))
+
+        graph = str(jax.make_jaxpr(solve)(*pairs))
+        assert ("f64[2,6,6]" in graph) == as_one
+        for (K, B), A in zip(pairs, solve(*pairs), strict=True):
+            np.testing.assert_allclose(K @ A + 0.1 * A, B, atol=1e-9)
 
 
 def test_vmap_over_one_set_alone():
