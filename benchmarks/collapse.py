@@ -33,7 +33,7 @@ from configs import digits
 from kln_jax import augment, cmmd, datasets, kernels, networks, objectives, optim
 from kln_jax.analysis.figures import STYLE
 
-_AS_PRINTED = dict(ridge=1e-3, warmup_steps=0, clip_norm=0.0)
+_AS_PRINTED = dict(ridge=1e-3, clip_norm=0.0)
 CHOICES: dict[str, dict[str, Any]] = {
     "as printed, ridge 0.001": {},
     "ridge 0.1": dict(ridge=0.1),

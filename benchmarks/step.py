@@ -114,7 +114,7 @@ def build(
     )
     optimizer = optim.optimiser(
         "sgd",
-        optim.step_schedule(0.02, warmup_steps=100),
+        optim.step_schedule(0.02),
         weight_decay=5e-4,
         clip_norm=10.0,
     )

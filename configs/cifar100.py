@@ -11,7 +11,7 @@ Reproduces the paper's CIFAR-100 result, which is supervised only.
 
 Departures from the paper:
 
-- warmup_steps, clip_norm: 0 and 0 are as printed.
+- clip_norm: 0 is as printed.
 
 Left open by the paper, and chosen here: ridge, label_kernel, kernel_reduction and
 crop_padding (2 pixels, as Laine and Aila, whose network it is; by reflection).

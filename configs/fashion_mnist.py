@@ -13,8 +13,8 @@ labels there.
 Reduced: 9.91 % after 3 epochs with all labels, seed 0; two cores of an AMD EPYC,
 2026-11-28.
 
-Departures from the paper: warmup_steps, clip_norm (0 and 0 are as printed). Left open
-by it, and chosen here: ridge, label_kernel, kernel_reduction.
+Departures from the paper: clip_norm (0 is as printed). Left open by it, and chosen
+here: ridge, label_kernel, kernel_reduction.
 """
 
 import ml_collections

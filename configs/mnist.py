@@ -16,7 +16,7 @@ left out of training; --config.evaluate_on=validation measures the error on them
 
 Departures from the paper:
 
-- warmup_steps, clip_norm: 0 and 0 are as printed.
+- clip_norm: 0 is as printed.
 
 Left open by the paper, and chosen here: ridge, label_kernel, kernel_reduction, and
 the number of epochs of the semi-supervised setting (that of the supervised one).

@@ -16,7 +16,7 @@ For the 10 runs give each its own seed and split_seed.
 Departures from the paper:
 
 - flip: it mirrored images, which makes other digits of some; True is as printed.
-- warmup_steps, clip_norm: 0 and 0 are as printed.
+- clip_norm: 0 is as printed.
 
 Left open by the paper, and chosen here: ridge, label_kernel, kernel_reduction,
 crop_padding (2 pixels, as Laine and Aila, whose network it is; by reflection), and

@@ -112,7 +112,7 @@ class KLNClassifier(
       weight_decay: L2 penalty on every parameter.
       lr_milestones: Epochs at which the learning rate is multiplied by ``lr_decay``.
       lr_decay: That factor.
-      warmup_steps: Steps over which the learning rate rises to its value.
+      warmup_steps: Steps over which the learning rate rises to its value; 0 for none.
       clip_norm: Largest global norm of the gradients; 0 for none.
       crop_padding: Random crops after padding by so many pixels; 0 for none.
       flip: Whether images are mirrored at random.
@@ -137,7 +137,7 @@ class KLNClassifier(
       >>> images[20:, :4] = 255
       >>> y = np.repeat(["dark", "half"], 20)
       >>> classifier = KLNClassifier(
-      ...     width=0.05, latent_dim=4, num_epochs=10, batch_size=40, warmup_steps=0,
+      ...     width=0.05, latent_dim=4, num_epochs=10, batch_size=40,
       ...     lr_milestones=(), random_state=0
       ... )
       >>> classifier.fit(images, y).score(images, y)
@@ -178,7 +178,7 @@ class KLNClassifier(
         weight_decay: float = 5e-4,
         lr_milestones: Sequence[int] = (50, 100, 130),
         lr_decay: float = 0.2,
-        warmup_steps: int = 100,
+        warmup_steps: int = 0,
         clip_norm: float = 10.0,
         crop_padding: int = 0,
         flip: bool = False,

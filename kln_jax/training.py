@@ -926,7 +926,7 @@ def _warn_of_collapse(
     if missing.size:
         logger.warning(
             "%sepoch %d: never predicted: %s. If this lasts, the classes have "
-            "collapsed: raise ridge, or set warmup_steps and clip_norm.",
+            "collapsed: set clip_norm, or raise ridge to 0.1.",
             seed,
             epoch,
             ", ".join(f"class {class_names[i]}" for i in missing),

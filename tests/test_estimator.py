@@ -22,7 +22,6 @@ SMALL = dict(
     batch_size=40,
     num_epochs=12,
     lr_milestones=(),
-    warmup_steps=0,
     random_state=0,
 )
 

@@ -23,7 +23,7 @@ def _config(variant="supervised", **changes):
     config = digits.get_config(variant)
     # 40 divides over the eight devices, and makes 35 steps an epoch.
     config.update(width=0.05, latent_dim=8, batch_size=40, num_epochs=2)
-    config.update(lr_milestones=(), warmup_steps=0)
+    config.update(lr_milestones=())
     config.update(changes)
     return config
 

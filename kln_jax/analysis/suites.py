@@ -233,6 +233,7 @@ SUITES: dict[str, Suite] = {
             Entry("autoencoder", "autoencoder"),
             Entry("no reconstruction", "no_reconstruction"),
             Entry("as printed", "as_printed"),
+            Entry("in bfloat16", "supervised", (("dtype", "bfloat16"),)),
         ),
         seeds=5,
     ),
