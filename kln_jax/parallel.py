@@ -272,13 +272,17 @@ def cache_compilations(directory: str) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 
-def forget_programs() -> None:
-    """Frees compiled programs, for a process that trains one network after the other.
+@contextlib.contextmanager
+def programs_forgotten() -> Iterator[None]:
+    """Frees compiled programs at its end, for processes that train again and again.
 
     JAX keeps those that pmap made for ever: those of some ninety runs fill the mappings
     that Linux allows a process, and LLVM ends it with "Cannot allocate memory".
     """
-    jax.clear_caches()
+    try:
+        yield
+    finally:
+        jax.clear_caches()
 
 
 def check_batch_size(batch_size: int) -> None:

@@ -132,7 +132,8 @@ def train_and_evaluate(
     ``metrics.jsonl`` (a line an epoch), ``tensorboard/``, ``checkpoints/`` and, at the
     end, ``result.json``. Of several processes only the first reads and writes it.
     With ``num_seeds`` above 1 it gets such a directory for each seed instead, named
-    by it.
+    by it. Its end clears JAX's caches of compiled functions, of all that the process
+    has compiled.
 
     Args:
       config: All keys of ``configs/default.py``.
@@ -192,7 +193,7 @@ def train_and_evaluate(
         print(f"Working directory: {place}", flush=True)
         for name, rows in zip(left, labelled, strict=True):
             rundir.prepare(place / name, configs[name], data, rows)
-    with parallel.lost_processes_said():
+    with parallel.lost_processes_said(), parallel.programs_forgotten():
         embedding = _embedding(config, data, labelled[0], directories[0], interruption)
         training = _Training(
             [configs[name] for name in left],
@@ -251,12 +252,12 @@ def train_in_memory(
     configuration.validate(config)
     configuration.check_devices(config)
     program, interruption = _compile(config, data), Interruption()
-    embedding = _embedding(config, data, labelled, None, interruption)
-    training = _Training([config], data, [labelled], program, interruption, embedding)
-    try:
+    with parallel.programs_forgotten():
+        embedding = _embedding(config, data, labelled, None, interruption)
+        training = _Training(
+            [config], data, [labelled], program, interruption, embedding
+        )
         state = training.run_alone(None, show=show)
-    finally:
-        parallel.forget_programs()
     return Run(config, data, labelled, _model(config, data), state)
 
 

@@ -35,10 +35,10 @@ def test_a_donated_state_is_used_up():
 
 
 def test_mapped_programs_can_be_forgotten():
-    parallel.data_parallel(lambda x: x + 1.0, axis_name="i")(jnp.float32(1.0))
     client = jax.devices()[0].client
-    assert client.live_executables()
-    parallel.forget_programs()
+    with parallel.programs_forgotten():
+        parallel.data_parallel(lambda x: x + 1.0, axis_name="i")(jnp.float32(1.0))
+        assert client.live_executables()
     assert not client.live_executables()
 
 

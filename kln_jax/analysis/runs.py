@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from kln_jax import metrics, parallel, rundir, training
+from kln_jax import metrics, rundir, training
 from kln_jax.analysis.suites import Entry, Suite
 from kln_jax.interruption import Interruption
 
@@ -168,8 +168,6 @@ def _make(
     except training.DivergenceError as error:
         metrics.write_json(failure, str(error))
         return f"{directory}: diverged, {error}"
-    finally:
-        parallel.forget_programs()
     if not keep:
         shutil.rmtree(directory / "checkpoints", ignore_errors=True)
         shutil.rmtree(directory / "autoencoder", ignore_errors=True)
