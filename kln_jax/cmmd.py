@@ -190,8 +190,14 @@ class ConditionalEmbedding:
           The distance, a float32 scalar (float64 if an array is).
 
         Raises:
-          ValueError: If the kernels, or the shapes of a point or label, differ.
+          ValueError: If the kernels, or the shapes of a point or label, differ, or
+            ``other`` is no embedding.
         """
+        if not isinstance(other, ConditionalEmbedding):
+            raise ValueError(
+                "distance takes another conditional_embedding, but got "
+                f"{type(other).__name__}. Make one of its points and labels."
+            )
         if self.kernel != other.kernel:
             raise ValueError(
                 f"The kernels of the embeddings, {self.kernel} and {other.kernel}, "

@@ -149,6 +149,11 @@ def cmmd_test(
     x, y = jnp.concatenate([x_s, x_t]), jnp.concatenate([y_s, y_t])
     log_odds = None
     if log_density_ratio is not None:
+        if not callable(log_density_ratio):
+            raise ValueError(
+                "log_density_ratio must be a function of points (n, ...) to their n "
+                f"values, but is {type(log_density_ratio).__name__}. Pass lambda x: ..."
+            )
         log_odds = jnp.asarray(log_density_ratio(x), dtype)
         if log_odds.shape != (n_s + n_t,):
             raise ValueError(

@@ -201,11 +201,18 @@ def kernels(config: ConfigDict) -> tuple[Kernel, Kernel]:
 
     Args:
       config: The configuration.
+
+    Raises:
+      ValueError: If bandwidths will not do.
     """
-    on_features, on_labels = (
-        gaussian_mixture(bandwidths, reduction=config.kernel_reduction)
-        for bandwidths in (config.bandwidths, config.label_bandwidths)
-    )
+
+    def mixture(key: str) -> Kernel:
+        try:
+            return gaussian_mixture(config[key], reduction=config.kernel_reduction)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
+
+    on_features, on_labels = mixture("bandwidths"), mixture("label_bandwidths")
     return on_features, on_labels if config.label_kernel == "gaussian" else linear
 
 

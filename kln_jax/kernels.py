@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
@@ -162,13 +163,18 @@ class _On(ComposableKernel):
 
 def _number(name: str, value: float) -> float:
     """Returns a setting of a kernel as a Python float, which compares and hashes."""
-    if isinstance(value, jax.core.Tracer) or jnp.ndim(value):
+    if isinstance(value, jax.core.Tracer) or np.ndim(value):
         raise ValueError(
             f"{name} is {value}, but must be a number that is known when the kernel "
             "is made. Under jit, scale the features instead: the Gaussian kernel of "
             "variance b is that of variance 1 on x / sqrt(b)."
         )
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} is {value!r}, but must be a number, such as 1."
+        ) from None
 
 
 def _positive(name: str, value: float) -> float:

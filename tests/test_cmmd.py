@@ -895,6 +895,8 @@ def test_embeddings_that_do_not_compare_are_named():
         embedding.distance(conditional_embedding(x[:, :2], y))
     with pytest.raises(ValueError, match=r"coefficients \(6, 2\) and \(6, 1\)"):
         embedding.distance(conditional_embedding(x, y[:, :1]))
+    with pytest.raises(ValueError, match="conditional_embedding, but got ndarray"):
+        embedding.distance(x)
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (3,), (), (4, 3, 1)])

@@ -278,6 +278,7 @@ def test_a_constant_y_is_no_difference(constant):
         (dict(ridge=0.0), "ridge=0.0 must be a positive"),
         (dict(ridge=1e-7), "below n"),
         (dict(log_density_ratio=lambda x: x), r"must return shape \(70,\)"),
+        (dict(log_density_ratio=np.zeros(70)), "must be a function .* is ndarray"),
         (dict(kernel="rbf"), "kernel='rbf' must be a function"),
         (dict(label_kernel="rbf"), "label_kernel='rbf' must be a function"),
         (dict(key=0), r"key=0 must be a random key, such as jax.random.key\(0\)"),

@@ -18,6 +18,8 @@ from kln_jax import configuration, training
         (dict(ridge=0.0), "ridge=0.0 must be a positive"),
         (dict(ridge=1e-9), "ridge=1e-09 is below"),
         (dict(bandwidths=(1.0, -3.0)), "bandwidths=.* must be"),
+        (dict(bandwidths=("abc",)), "bandwidths: .* is 'abc', but must be a number"),
+        (dict(label_bandwidths=(0.0,)), r"label_bandwidths: bandwidths=\(0.0,\) must"),
         (dict(kernel_reduction="max"), "kernel_reduction='max' must be"),
         (dict(label_kernel="delta"), "label_kernel='delta' must be"),
         (dict(reconstruction_reduction="max"), "reconstruction_reduction='max'"),

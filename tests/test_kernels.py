@@ -279,6 +279,12 @@ def test_bandwidth_that_is_no_variance_is_refused(bandwidth):
         gaussian_mixture((1, bandwidth, 9))
 
 
+@pytest.mark.parametrize("bandwidth", ["abc", None, object])
+def test_bandwidth_that_is_no_number_is_named(bandwidth):
+    with pytest.raises(ValueError, match=rf"bandwidth is {bandwidth!r}.* a number"):
+        gaussian_mixture((1, bandwidth, 9))
+
+
 def test_empty_bandwidths_are_refused():
     with pytest.raises(ValueError, match=r"(?i)bandwidth"):
         gaussian_mixture(())
