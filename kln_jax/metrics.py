@@ -69,12 +69,14 @@ def write_whole(path: pathlib.Path, content: bytes | bytearray) -> None:
       content: What is to be in it.
 
     Raises:
-      OSError: If it cannot be written.
+      OSError: If it cannot be written; it names the file.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_bytes(content)
         temporary.replace(path)
+    except OSError as error:  # It names the other one.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 

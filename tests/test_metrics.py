@@ -62,6 +62,12 @@ def test_write_json_replaces_the_whole_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    path = tmp_path / "absent" / "result.json"
+    with pytest.raises(FileNotFoundError, match=rf"'{path}'$"):
+        metrics.write_json(path, {})
+
+
 @pytest.mark.parametrize("part", ["test", "validation"])
 def test_an_epoch_is_a_line_where_there_is_no_terminal(part, caplog):
     logger = logging.getLogger("kln_jax.test")
