@@ -236,7 +236,7 @@ def grid(errors: Mapping[str, Sequence[float | None]], title: str) -> Figure:
         place = panels.index(panel), rows.index(row), columns.index(column)
         means[place] = np.mean(made) if made else np.nan
     found = means[np.isfinite(means)].tolist()
-    least, largest = max(0.1, min(found, default=0.1)), max(10.0, *found, 10.0)
+    least, largest = max(0.1, min(found, default=0.1)), max([10.0, *found])
     scale = LogNorm(least, largest)
     wide, high = min(2, len(panels)), -(-len(panels) // 2)
     size = max(7.0, 1 + wide * (0.9 + 0.75 * len(columns))), 0.7 + high * 2.2
