@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .PHONY: digits test test-slow lint types docs benchmark clean
 
-# Trains KLN on the embedded digits; about two minutes on two CPU cores.
+# Trains KLN on the embedded digits; within two minutes on two CPU cores.
 digits: $(VENV)/installed
 	$(BIN)/python train.py --config=configs/digits.py
 
