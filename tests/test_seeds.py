@@ -44,7 +44,7 @@ def _config(variant="semi", **changes):
     config.update(width=0.05, latent_dim=8, batch_size=100, num_epochs=2)
     # In so small steps that what rounding makes of a run stays below the tolerance.
     config.update(lr_milestones=(), checkpoint_every=1)
-    config.update(learning_rate=1e-3, warmup_steps=100)
+    config.update(learning_rate=2e-4, warmup_steps=100)
     config.update(num_seeds=len(SEEDS), seed=SEEDS[0], split_seed=SEEDS[0])
     config.update(changes)
     return config
