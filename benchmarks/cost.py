@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kln_jax import cmmd, gaussian_mixture, parallel
-from kln_jax.analysis.figures import STYLE
+from kln_jax.analysis.figures import STYLE, label_plainly
 
 SIZES = (50, 100, 200, 500, 1000, 2000, 4000)
 CLASSES = (2, 10, 100, 1000)
@@ -82,6 +82,7 @@ def _figure(
         )
         right.loglog(list(by_classes), [1e3 * s for s in by_classes.values()], "o-")
         right.set(xlabel="classes, n = 500", ylabel="ms, value and gradient")
+        label_plainly(right.yaxis)
     return figure
 
 

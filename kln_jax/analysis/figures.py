@@ -10,11 +10,18 @@ import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import (
+    AutoLocator,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    StrMethodFormatter,
+)
 from sklearn.manifold import TSNE
 
 from kln_jax import augment, metrics, steps
@@ -189,11 +196,20 @@ def curves(errors: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figur
                 linewidth=0,
             )
         axes.set(yscale="log", xlabel="epoch", ylabel="test error, %", title=title)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        label_plainly(axes.yaxis)
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
+
+
+def label_plainly(axis: Axis) -> None:
+    """Labels a logarithmic axis, on which all is drawn, by numbers, not by powers."""
+    least, largest = axis.get_view_interval()
+    # Within a factor of five there may be but one of 1, 2, 5, 10, ...
+    is_wide = largest > 5 * least
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_wide else AutoLocator())
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def sweep(values: Mapping[str, Sequence[float]], title: str) -> Figure:

@@ -111,6 +111,23 @@ def test_curves_are_means_over_seeds_between_the_least_and_the_largest():
     assert axes.get_title() == "title"
 
 
+@pytest.mark.parametrize(
+    "errors", [[0.5, 0.55, 0.6], [10.1, 13.0], [0.5, 8.0], [0.3, 90.0]]
+)
+def test_curves_have_several_labels_whatever_their_range(errors):
+    figure = figures.curves({"a": [errors]}, "title")
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    for axis, plotted in ((axes.yaxis, errors), (axes.xaxis, range(1, 4))):
+        least, largest = axis.get_view_interval()
+        texts = [text.get_text() for text in axis.get_ticklabels(which="both")]
+        labels = [float(text) for text in texts if text]
+        shown = [label for label in labels if least <= label <= largest]
+        assert 2 <= len(shown) <= 12, (plotted, labels)
+    epochs = [float(text.get_text()) for text in axes.get_xticklabels()]
+    assert all(epoch.is_integer() for epoch in epochs)
+
+
 def test_a_sweep_has_means_and_standard_deviations():
     (axes,) = figures.sweep({"0": [1.0, 3.0], "0.1": [2.0]}, "beta").axes
     line, _, (bars,) = axes.containers[0]
