@@ -430,14 +430,14 @@ def gaussian_mixture(
     """
     if isinstance(bandwidths, str) or not isinstance(bandwidths, Iterable):
         raise ValueError(
-            f"bandwidths={bandwidths!r} must be a sequence of variances, such as "
-            "(1, 3, 5, 7, 9)."
+            f"The bandwidths are {bandwidths!r}, but must be a sequence of variances, "
+            "such as (1, 3, 5, 7, 9)."
         )
     values = tuple(_number("A bandwidth", bandwidth) for bandwidth in bandwidths)
     if not values or not all(0.0 < value < float("inf") for value in values):
         raise ValueError(
-            f"bandwidths={values} must be one or more positive, finite variances, "
-            "such as (1, 3, 5, 7, 9)."
+            f"The bandwidths are {values}, but must be one or more positive, finite "
+            "variances, such as (1, 3, 5, 7, 9)."
         )
     if reduction not in ("mean", "sum"):
         raise ValueError(f'reduction={reduction!r} must be "mean" or "sum".')

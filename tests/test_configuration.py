@@ -17,9 +17,12 @@ from kln_jax import configuration, training
         (dict(clip_norm=float("nan")), "clip_norm=nan must be"),
         (dict(ridge=0.0), "ridge=0.0 must be a positive"),
         (dict(ridge=1e-9), "ridge=1e-09 is below"),
-        (dict(bandwidths=(1.0, -3.0)), "bandwidths=.* must be"),
+        (dict(bandwidths=(1.0, -3.0)), r"bandwidths are \(1.0, -3.0\), but must be"),
         (dict(bandwidths=("abc",)), "bandwidths: .* is 'abc', but must be a number"),
-        (dict(label_bandwidths=(0.0,)), r"label_bandwidths: bandwidths=\(0.0,\) must"),
+        (
+            dict(label_bandwidths=(0.0,)),
+            r"label_bandwidths: .* are \(0.0,\), but",
+        ),
         (dict(kernel_reduction="max"), "kernel_reduction='max' must be"),
         (dict(label_kernel="delta"), "label_kernel='delta' must be"),
         (dict(reconstruction_reduction="max"), "reconstruction_reduction='max'"),
@@ -49,7 +52,7 @@ from kln_jax import configuration, training
         (dict(width=0), "width=0 leaves no channels"),
         (dict(momentum=2.0), "momentum=2.0 must be below 1"),
         (dict(batch_size=99_999), "batch_size=99999 must be at most 20000"),
-        (dict(bandwidths="13"), "bandwidths='13' must be a sequence"),
+        (dict(bandwidths="13"), "bandwidths are '13', but must be a sequence"),
     ],
 )
 def test_a_config_that_cannot_be_run_is_refused_before_anything_is_made(

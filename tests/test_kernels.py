@@ -754,7 +754,7 @@ def test_what_is_no_kernel_is_refused(kernel, message):
 
 @pytest.mark.parametrize("bandwidths", [1.0, "13", None])
 def test_bandwidths_are_a_sequence(bandwidths):
-    with pytest.raises(ValueError, match=r"bandwidths=.* must be a sequence"):
+    with pytest.raises(ValueError, match=r"bandwidths are .* must be a sequence"):
         gaussian_mixture(bandwidths)
 
 
