@@ -36,7 +36,7 @@ def _assert_equal(workdir, expected):
 
 def test_two_processes_of_two_devices_train_as_one_of_one(tmp_path):
     # 14 small steps, for what differs by rounding grows with what is learned.
-    rate = "--config.learning_rate=0.002", "--config.warmup_steps=100"
+    rate = "--config.learning_rate=2e-4", "--config.warmup_steps=100"
     run = (*SMALL, "--config.batch_size=200", *rate)
     processes = [
         *start_several(2, *run, f"--workdir={tmp_path / 'two'}", devices=2),
