@@ -239,20 +239,29 @@ def grid(errors: Mapping[str, Sequence[float | None]], title: str) -> Figure:
 
     Args:
       errors: Errors in percent of the runs of each method, None for those that
-        diverged. Methods are named ``"COLUMN, ROW, PANEL"``.
+        diverged. Methods are named ``"COLUMN, ROW, PANEL"``. Those without a run tell
+        only the order of columns, rows and panels.
       title: What is shown.
     """
-    places = [name.split(", ", 2) for name in errors]
+    places = [tuple(name.split(", ", 2)) for name in errors]
+    found = {
+        place: of_method
+        for place, of_method in zip(places, errors.values(), strict=True)
+        if of_method
+    }
     columns, rows, panels = (
-        list(dict.fromkeys(names)) for names in zip(*places, strict=True)
+        sorted(set(names), key=in_order.index)
+        for names, in_order in zip(
+            zip(*found, strict=True), zip(*places, strict=True), strict=True
+        )
     )
     means = np.full((len(panels), len(rows), len(columns)), np.nan)
-    for (column, row, panel), of_method in zip(places, errors.values(), strict=True):
+    for (column, row, panel), of_method in found.items():
         made = [error for error in of_method if error is not None]
         place = panels.index(panel), rows.index(row), columns.index(column)
         means[place] = np.mean(made) if made else np.nan
-    found = means[np.isfinite(means)].tolist()
-    least, largest = max(0.1, min(found, default=0.1)), max([10.0, *found])
+    shown = means[np.isfinite(means)].tolist()
+    least, largest = max(0.1, min(shown, default=0.1)), max([10.0, *shown])
     scale = LogNorm(least, largest)
     wide, high = min(2, len(panels)), -(-len(panels) // 2)
     size = max(7.0, 1 + wide * (0.9 + 0.75 * len(columns))), 0.7 + high * 2.2
@@ -261,16 +270,14 @@ def grid(errors: Mapping[str, Sequence[float | None]], title: str) -> Figure:
         drawn = figure.subplots(high, wide, squeeze=False).ravel().tolist()
         for axes, panel, of_panel in zip(drawn, panels, means, strict=False):
             # Zero has no logarithm.
-            shown = np.maximum(of_panel, least)
-            axes.imshow(shown, cmap="viridis_r", norm=scale, aspect="auto")
+            positive = np.maximum(of_panel, least)
+            axes.imshow(positive, cmap="viridis_r", norm=scale, aspect="auto")
             axes.set_xticks(range(len(columns)), columns, fontsize=6)
             axes.set_yticks(range(len(rows)), rows, fontsize=7)
             axes.set_title(panel)
         for axes in drawn[len(panels) :]:
             axes.set_axis_off()
-        for (column, row, panel), of_method in zip(
-            places, errors.values(), strict=True
-        ):
+        for (column, row, panel), of_method in found.items():
             axes = drawn[panels.index(panel)]
             _cell(axes, columns.index(column), rows.index(row), of_method, scale)
         bar = figure.colorbar(

@@ -83,7 +83,8 @@ def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
             if suite.is_of_one_set and config_name not in suite.datasets:
                 continue
             groups = _groups(suite, records, config_name)
-            if len(groups) < 2 or suite.quantity != "error":
+            num_groups = sum(map(bool, groups.values()))
+            if num_groups < 2 or suite.quantity != "error":
                 continue
             marks = dict.fromkeys(
                 mark
@@ -114,10 +115,10 @@ def _groups(
         if not entry.variant:
             continue
         of_entry = runs.matching(records, config_name, entry)
-        if suite.figure != "grid":  # Which shows those that diverged.
+        if suite.figure != "grid":  # Which shows what diverged or is missing.
             of_entry = [record for record in of_entry if record.error is not None]
-        if of_entry:
-            most = max(record.epochs for record in of_entry)
+        if of_entry or suite.figure == "grid":
+            most = max((record.epochs for record in of_entry), default=0)
             groups[entry.name] = [r for r in of_entry if r.epochs == most]
     return groups
 

@@ -143,9 +143,10 @@ def test_a_grid_has_a_panel_of_each_kind_and_says_what_diverged():
         "ridge 1, none, linear": [90.0, None],
         "ridge 1, clipping, linear": [None, None],
         "ridge 1, none, gaussian": [5.0],
+        "ridge 1, none, laplacian": [],
     }
     figure = figures.grid(errors, "title")
-    linear, gaussian, *_ = figure.axes
+    linear, gaussian, _ = figure.axes
     assert (linear.get_title(), gaussian.get_title()) == ("linear", "gaussian")
     np.testing.assert_array_equal(
         linear.images[0].get_array().filled(-1), [[2, 90], [-1, -1]]
@@ -160,6 +161,15 @@ def test_a_grid_has_a_panel_of_each_kind_and_says_what_diverged():
     names = [text.get_text() for text in linear.get_yticklabels()]
     assert names == ["none", "clipping"]
     assert linear.images[0].norm is gaussian.images[0].norm
+
+
+def test_a_grid_of_some_runs_keeps_the_order_of_all():
+    errors = {"1, a, p": [3.0], "2, a, p": [], "3, a, p": [2.0], "2, b, p": [4.0]}
+    axes, _ = figures.grid(errors, "title").axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "3"]
+    np.testing.assert_array_equal(
+        axes.images[0].get_array().filled(-1), [[3, -1, 2], [-1, 4, -1]]
+    )
 
 
 def test_a_grid_shows_no_error_at_all_and_nothing_but_divergence():
