@@ -21,7 +21,7 @@ from kln_jax import configuration, training
         (dict(bandwidths=("abc",)), "bandwidths: .* is 'abc', but must be a number"),
         (
             dict(label_bandwidths=(0.0,)),
-            r"label_bandwidths: .* are \(0.0,\), but",
+            r"label_bandwidths: The bandwidths are \(0.0,\), but",
         ),
         (dict(kernel_reduction="max"), "kernel_reduction='max' must be"),
         (dict(label_kernel="delta"), "label_kernel='delta' must be"),
