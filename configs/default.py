@@ -107,10 +107,10 @@ def get_config() -> ml_collections.ConfigDict:
     # --- Run ---
     # Of initialisation, order, augmentation and dropout.
     config.seed = 0
-    # How many seeds are trained at once, by one program on one device: seed, seed + 1,
-    # ... with split_seed, split_seed + 1, ... Above 1, the working directory of each
-    # is a folder in that of the command, named by the seed. Not with profile or
-    # kernel_on "autoencoder".
+    # How many seeds one program trains, on one device: seed, seed + 1, ... with
+    # split_seed, split_seed + 1, ... They take turns on CPU, and are one batch
+    # elsewhere. Above 1, the working directory of each is a folder in that of the
+    # command, named by the seed. Not with profile or kernel_on "autoencoder".
     config.num_seeds = 1
     # Epochs between checkpoints; there is always one at the end.
     config.checkpoint_every = 10

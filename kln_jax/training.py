@@ -830,7 +830,7 @@ def _compile(
     def over_devices(
         function: Callable[..., T], *in_axes: Any, donate: bool = False
     ) -> Callable[..., T]:
-        function = jax.vmap(function, in_axes) if several else function
+        function = steps.over_seeds(function, in_axes) if several else function
         return parallel.data_parallel(function, axis_name=steps.AXIS, donate=donate)
 
     # Seeds share all of the data but the choice of those that are labelled.

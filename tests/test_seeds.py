@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from configs import digits
-from kln_jax import metrics, training
+from kln_jax import metrics, steps, training
 from kln_jax.analysis import runs
 from kln_jax.interruption import Interrupted, Interruption
 from tests.processes import SMALL, end, environment, start
@@ -107,6 +107,14 @@ def test_seeds_at_once_are_the_runs_of_each(finished, tmp_path):
     _assert_runs_of_each(*finished, "semi", tmp_path)
     splits = {(finished[0] / str(i) / "labelled.npy").read_bytes() for i in SEEDS}
     assert len(splits) == 3
+
+
+def test_seeds_as_one_batch_are_the_same(finished, tmp_path, monkeypatch):
+    workdir, results = finished
+    monkeypatch.setattr(steps, "over_seeds", jax.vmap)  # As where it is no CPU.
+    assert _train(_config(), tmp_path).keys() == results.keys()
+    for seed in SEEDS:
+        _assert_close(tmp_path / str(seed), workdir / str(seed))
 
 
 @pytest.mark.slow
@@ -222,6 +230,25 @@ def test_a_place_with_a_run_of_its_own_is_refused(tmp_path):
         _train(_config(), tmp_path)
     with pytest.raises(ValueError, match=r"config\.json is a file, but num_seeds=3"):
         _train(_config(), tmp_path / "config.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["supervised", "semi"])
+def test_whole_runs_of_seeds_at_once_are_those_of_each(variant, tmp_path):
+    # XLA without optimisation, as tests have it, rounds otherwise in another program.
+    def run(place, seed, **changes):
+        changes |= dict(width=0.05, seed=seed, split_seed=seed)
+        options = (f"--config.{name}={value}" for name, value in changes.items())
+        config = f"--config=configs/digits.py:{variant}"
+        process = start(config, f"--workdir={place}", *options, XLA_FLAGS="")
+        code, output = end(process, timeout=200)
+        assert code == 0, output
+
+    run(tmp_path / "at once", SEEDS[0], num_seeds=len(SEEDS))
+    for seed in SEEDS:
+        run(tmp_path / str(seed), seed)
+        single = tmp_path / "at once" / str(seed)
+        _assert_close(single, tmp_path / str(seed))
 
 
 # Batches of factorisations that do not wait for each other lock up XLA's CPU runtime.
