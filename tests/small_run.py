@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from configs import own_images
-from kln_jax import datasets, networks, steps, training
+from kln_jax import datasets, networks, program, steps
 from kln_jax.checkpoint import Checkpoints
 
 CLASS_NAMES = ("cat", "dog", "long-tailed owl")
@@ -41,8 +41,8 @@ def _finished(directory):
     data = datasets.Dataset(
         "own_images", "", images, labels, images, labels, CLASS_NAMES
     )
-    model = training._model(config, data)
-    state = training._compile(config, data).init(jax.random.key(0))
+    model = program.make_model(config, data)
+    state = program.make_program(config, data).init(jax.random.key(0))
     state = jax.tree.map(np.array, state)
     for leaf in jax.tree.leaves(state.batch_stats):
         leaf += rng.uniform(0, 0.3, leaf.shape).astype(np.float32)

@@ -29,7 +29,7 @@ SMALL = dict(
 @pytest.fixture(scope="module", autouse=True)
 def equal_fits_compile_once():
     """Keeps the programs, which do not depend on seed, epochs and values of X."""
-    compile_, programs = training._compile, {}
+    compile_, programs = training.make_program, {}
 
     def kept(config, data):
         assert not config.normalise
@@ -40,7 +40,7 @@ def equal_fits_compile_once():
         return programs[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "_compile", kept)
+        patch.setattr(training, "make_program", kept)
         yield
 
 

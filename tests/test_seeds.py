@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from configs import digits
-from kln_jax import metrics, steps, training
+from kln_jax import loop, metrics, steps, training
 from kln_jax.analysis import runs
 from kln_jax.interruption import Interrupted, Interruption
 from tests.processes import SMALL, end, environment, start
@@ -137,14 +137,14 @@ def test_an_interrupted_run_goes_on_with_seeds_at_different_steps(
 ):
     workdir, _ = finished
     interruption = Interruption()
-    call = training._Training._call
+    call = loop.Training._call
 
     def signal_comes(self, counts):
         interruption.received = signal.SIGTERM if any(counts) else None
         return call(self, counts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training._Training, "_call", signal_comes)
+        patch.setattr(loop.Training, "_call", signal_comes)
         with pytest.raises(
             Interrupted, match="SIGTERM: the state of 3 seeds after step 1 is saved"
         ):
@@ -167,7 +167,7 @@ def test_a_seed_that_diverges_leaves_the_others_alone(
     finished, tmp_path, monkeypatch, caplog
 ):
     workdir, _ = finished
-    call = training._Training._call
+    call = loop.Training._call
     calls = []
 
     def spoil_the_second(self, counts):
@@ -178,7 +178,7 @@ def test_a_seed_that_diverges_leaves_the_others_alone(
             states = states.replace(params=params)
         return states, history
 
-    monkeypatch.setattr(training._Training, "_call", spoil_the_second)
+    monkeypatch.setattr(loop.Training, "_call", spoil_the_second)
     message = (
         r"^1 of 3 seeds diverged, as said above: seed 4\. .* others are finished\."
     )

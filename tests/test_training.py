@@ -1,4 +1,4 @@
-"""The loop, on the embedded digits and a network of a twentieth of the width."""
+"""Runs, on the embedded digits and a network of a twentieth of the width."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from configs import digits
-from kln_jax import metrics, steps, training
+from kln_jax import loop, metrics, steps, training
 from kln_jax.interruption import Interrupted, Interruption
 
 
@@ -129,8 +129,8 @@ def test_a_run_that_stops_inside_an_epoch_goes_on_bit_for_bit(
 
     with monkeypatch.context() as patch:
         # A signal comes as some call of compiled code ends.
-        patch.setattr(training._Progress, "advance", _after("advance", signal_comes))
-        patch.setattr(training, "_SECONDS_A_CALL", 1e-9)  # One step a call.
+        patch.setattr(loop.Progress, "advance", _after("advance", signal_comes))
+        patch.setattr(loop, "_SECONDS_A_CALL", 1e-9)  # One step a call.
         with pytest.raises(
             Interrupted, match=rf"SIGTERM: the state after step {calls} is saved"
         ):
@@ -162,7 +162,7 @@ def test_a_run_that_stops_while_it_evaluates_goes_on_with_that(
         raise LeftError
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_evaluate", evaluate)
+        patch.setattr(loop, "_evaluate", evaluate)
         with pytest.raises(LeftError):
             training.train_and_evaluate(_config(), str(tmp_path), interruption=Stop())
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["35"]
@@ -213,8 +213,8 @@ def test_a_kernel_on_an_autoencoder_trains_that_first_and_goes_on_from_there(
         interruption.received = signal.SIGTERM
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training._Progress, "advance", _after("advance", stop))
-        patch.setattr(training, "_SECONDS_A_CALL", 1e-9)
+        patch.setattr(loop.Progress, "advance", _after("advance", stop))
+        patch.setattr(loop, "_SECONDS_A_CALL", 1e-9)
         with pytest.raises(Interrupted, match="the state after step 1 is saved"):
             training.train_and_evaluate(
                 config, str(tmp_path), interruption=interruption
@@ -247,7 +247,7 @@ def test_a_signal_may_end_it_while_anything_is_compiled(tmp_path, monkeypatch):
             yield
             self.inside = False
 
-    stop, compile_ = Stop(), training._compile
+    stop, compile_ = Stop(), training.make_program
 
     def watched(name, function):
         def call(*arguments):
@@ -263,15 +263,15 @@ def test_a_signal_may_end_it_while_anything_is_compiled(tmp_path, monkeypatch):
             **{name: watched(name, getattr(program, name)) for name in names}
         )
 
-    monkeypatch.setattr(training, "_compile", compile_watched)
+    monkeypatch.setattr(training, "make_program", compile_watched)
     config = _config(num_epochs=1)
     training.train_and_evaluate(config, str(tmp_path), interruption=stop)
     assert first_calls == dict(init=True, rows=True, train=True, evaluate=True)
 
 
 def _after(name, function):
-    """Returns a method of `_Progress` that calls a function when it is done."""
-    method = getattr(training._Progress, name)
+    """Returns a method of `Progress` that calls a function when it is done."""
+    method = getattr(loop.Progress, name)
 
     def wrapped(*arguments):
         method(*arguments)
@@ -292,37 +292,17 @@ def _assert_same_run(workdir, result, expected_workdir, expected_result):
     chex.assert_trees_all_equal(*states)
 
 
-def test_the_best_by_validation_is_kept_and_read_back(tmp_path, monkeypatch):
-    config = _config(
-        evaluate_on="validation",
-        validation_fraction=0.2,
-        keep_last=1,
-        keep_best=1,
-        checkpoint_every=1,
-        num_epochs=3,
-    )
-    errors = iter([30.0, 10.0, 20.0])
-    monkeypatch.setattr(
-        training, "_evaluate", lambda *_: [{"validation_error_percent": next(errors)}]
-    )
-    training.train_and_evaluate(config, str(tmp_path))
-    newest, best = (
-        training.load_run(tmp_path, best=best).state for best in (False, True)
-    )
-    assert int(best.step) * 3 == int(newest.step) * 2
-
-
 @jax.numpy_dtype_promotion("standard")  # Which optax's Adam needs.
 def test_semi_supervised_labels_are_stored_and_used_again(tmp_path, monkeypatch):
     config = _config("semi", num_labels=20, num_epochs=1)
     seen = []
-    init = training._Training.__init__
+    init = loop.Training.__init__
 
     def spy(self, configs, data, labelled, *rest):
         seen.extend(labelled)
         return init(self, configs, data, labelled, *rest)
 
-    monkeypatch.setattr(training._Training, "__init__", spy)
+    monkeypatch.setattr(loop.Training, "__init__", spy)
     training.train_and_evaluate(config, str(tmp_path))
     stored = np.load(tmp_path / "labelled.npy", allow_pickle=False)
     assert len(stored) == 20
@@ -331,58 +311,6 @@ def test_semi_supervised_labels_are_stored_and_used_again(tmp_path, monkeypatch)
     training.train_and_evaluate(config, str(tmp_path))
     np.testing.assert_array_equal(seen[0], stored)
     np.testing.assert_array_equal(seen[1], stored[::-1])
-
-
-def test_a_diverging_run_stops_and_keeps_the_last_healthy_state(tmp_path):
-    config = _config(learning_rate=1e12, clip_norm=0.0, num_epochs=1)
-    message = (
-        r"^\w+ is \S+ at step (\d+) \(pivots of the Gram matrices .*condition number "
-        r"is at least .*\)\. Turn .* it\); before it, the state after step \1 is saved"
-    )
-    with pytest.raises(training.DivergenceError, match=message) as caught:
-        training.train_and_evaluate(config, str(tmp_path))
-    assert not (tmp_path / "result.json").exists()
-    state = training.load_run(tmp_path).state
-    chex.assert_tree_all_finite((state.params, state.batch_stats))
-    assert f"step {state.step} is saved" in str(caught.value)
-    # The same configuration goes the same way.
-    with pytest.raises(training.DivergenceError, match=message):
-        training.train_and_evaluate(config, str(tmp_path))
-
-
-def test_parameters_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
-    call = training._Training._call
-
-    def spoiled(self, counts):
-        state, history = call(self, counts)
-        if any(counts):
-            params = jax.tree.map(lambda leaf: leaf * np.float32("inf"), state.params)
-            state = state.replace(params=params)
-        return state, history
-
-    monkeypatch.setattr(training._Training, "_call", spoiled)
-    with pytest.raises(
-        training.DivergenceError, match=r"Parameters are not finite after step 1; "
-    ):
-        training.train_and_evaluate(_config(), str(tmp_path))
-    assert not list((tmp_path / "checkpoints").iterdir())
-
-
-def test_unhealthy_steps_are_skipped_said_and_counted(tmp_path, caplog):
-    # No gradient is within this bound but the first ones.
-    config = _config(
-        on_nonfinite="skip", max_skipped_steps=3, divergence_bound=1.0, num_epochs=1
-    )
-    with (
-        caplog.at_level(logging.WARNING, "kln_jax"),
-        pytest.raises(training.DivergenceError, match="at step 3 "),
-    ):
-        training.train_and_evaluate(config, str(tmp_path))
-    skipped = [r.getMessage() for r in caplog.records if "skipped" in r.getMessage()]
-    assert len(skipped) == 3
-    assert "at step 0 (pivots" in skipped[0]
-    assert skipped[2].endswith("the step is skipped, 3 of at most 3.")
-    assert int(training.load_run(tmp_path).state.skipped) == 3
 
 
 def test_a_run_is_read_back(finished):
@@ -416,12 +344,3 @@ def test_reading_a_run_unpickles_nothing(finished):
 def test_a_directory_without_a_run_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"holds no run: config\.json is missing"):
         training.load_run(tmp_path)
-
-
-def test_a_class_that_is_never_predicted_is_named(caplog):
-    predicted = np.array([[3, 0, 1], [2, 0, 0]])
-    training._warn_of_collapse(predicted, ("cat", "dog", "owl"), 4)
-    assert "epoch 4: never predicted: class dog." in caplog.text
-    caplog.clear()
-    training._warn_of_collapse(predicted + 1, ("cat", "dog", "owl"), 5)
-    assert not caplog.text

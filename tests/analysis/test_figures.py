@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from configs import digits
-from kln_jax import optim, steps, training
+from kln_jax import optim, program, steps, training
 from kln_jax.analysis import __main__ as command
 from kln_jax.analysis import figures
 
@@ -16,7 +16,7 @@ def run():
     config = digits.get_config()
     config.update(width=0.05, latent_dim=4)
     data = training._load(config)
-    model = training._model(config, data)
+    model = program.make_model(config, data)
     state = jax.jit(
         lambda key: steps.init_state(
             model,

@@ -7,7 +7,7 @@ import signal
 import jax
 import pytest
 
-from kln_jax import metrics, training
+from kln_jax import loop, metrics
 from kln_jax.analysis import __main__ as command
 from kln_jax.analysis import report, runs
 from kln_jax.analysis.suites import SUITES, Entry, Suite
@@ -102,7 +102,7 @@ def test_checkpoints_are_kept_of_the_first_seed(out):
 
 def test_what_is_finished_or_diverged_is_not_made_again(out, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    monkeypatch.setattr(training._Training, "run", None)  # It would fail.
+    monkeypatch.setattr(loop.Training, "run", None)  # It would fail.
     suite = SUITE._replace(entries=(KLN, DIVERGES))
     lines = list(runs.make(suite, out, seeds=1, epochs=EPOCHS))
     assert "test error" in lines[0]
@@ -151,15 +151,15 @@ def test_an_interrupted_suite_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SUITES, "small", SUITE._replace(seeds=1))
     arguments = ["analysis", "run", "small", f"--out={tmp_path}", "--epochs=1"]
     monkeypatch.setattr("sys.argv", arguments)
-    advance = training._Progress.advance
+    advance = loop.Progress.advance
 
     def interrupted(*given):
         advance(*given)
         signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training._Progress, "advance", interrupted)
-        patch.setattr(training, "_SECONDS_A_CALL", 1e-9)
+        patch.setattr(loop.Progress, "advance", interrupted)
+        patch.setattr(loop, "_SECONDS_A_CALL", 1e-9)
         with pytest.raises(SystemExit) as stopped:
             command.main()
     assert stopped.value.code == EXIT_CODE

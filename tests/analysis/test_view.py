@@ -478,10 +478,10 @@ def workdir(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("run")
     config = digits.get_config()
     config.update(width=0.05, latent_dim=4)
-    program = training._compile(config, training._load(config))
+    program = training.make_program(config, training._load(config))
     (workdir / "config.json").write_text(config.to_json())
     with Checkpoints(workdir / "checkpoints") as checkpoints:
-        checkpoints.save(0, program.init(training._key(config)))
+        checkpoints.save(0, program.init(jax.random.key(config.seed)))
     return workdir
 
 

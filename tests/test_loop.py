@@ -1,0 +1,99 @@
+"""The loop: what it keeps, and what it says of steps that are not healthy."""
+
+import logging
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from configs import digits
+from kln_jax import loop, training
+
+
+def _config(**changes):
+    config = digits.get_config()
+    # 40 divides over the eight devices, and makes 35 steps an epoch.
+    config.update(width=0.05, latent_dim=8, batch_size=40, num_epochs=1)
+    config.update(lr_milestones=())
+    config.update(changes)
+    return config
+
+
+def test_the_best_by_validation_is_kept_and_read_back(tmp_path, monkeypatch):
+    config = _config(
+        evaluate_on="validation",
+        validation_fraction=0.2,
+        keep_last=1,
+        keep_best=1,
+        checkpoint_every=1,
+        num_epochs=3,
+    )
+    errors = iter([30.0, 10.0, 20.0])
+    monkeypatch.setattr(
+        loop, "_evaluate", lambda *_: [{"validation_error_percent": next(errors)}]
+    )
+    training.train_and_evaluate(config, str(tmp_path))
+    newest, best = (
+        training.load_run(tmp_path, best=best).state for best in (False, True)
+    )
+    assert int(best.step) * 3 == int(newest.step) * 2
+
+
+def test_a_diverging_run_stops_and_keeps_the_last_healthy_state(tmp_path):
+    config = _config(learning_rate=1e12, clip_norm=0.0)
+    message = (
+        r"^\w+ is \S+ at step (\d+) \(pivots of the Gram matrices .*condition number "
+        r"is at least .*\)\. Turn .* it\); before it, the state after step \1 is saved"
+    )
+    with pytest.raises(training.DivergenceError, match=message) as caught:
+        training.train_and_evaluate(config, str(tmp_path))
+    assert not (tmp_path / "result.json").exists()
+    state = training.load_run(tmp_path).state
+    chex.assert_tree_all_finite((state.params, state.batch_stats))
+    assert f"step {state.step} is saved" in str(caught.value)
+    # The same configuration goes the same way.
+    with pytest.raises(training.DivergenceError, match=message):
+        training.train_and_evaluate(config, str(tmp_path))
+
+
+def test_parameters_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
+    call = loop.Training._call
+
+    def spoiled(self, counts):
+        state, history = call(self, counts)
+        if any(counts):
+            params = jax.tree.map(lambda leaf: leaf * np.float32("inf"), state.params)
+            state = state.replace(params=params)
+        return state, history
+
+    monkeypatch.setattr(loop.Training, "_call", spoiled)
+    with pytest.raises(
+        training.DivergenceError, match=r"Parameters are not finite after step 1; "
+    ):
+        training.train_and_evaluate(_config(), str(tmp_path))
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_unhealthy_steps_are_skipped_said_and_counted(tmp_path, caplog):
+    # No gradient is within this bound but the first ones.
+    config = _config(on_nonfinite="skip", max_skipped_steps=3, divergence_bound=1.0)
+    with (
+        caplog.at_level(logging.WARNING, "kln_jax"),
+        pytest.raises(training.DivergenceError, match="at step 3 "),
+    ):
+        training.train_and_evaluate(config, str(tmp_path))
+    skipped = [r.getMessage() for r in caplog.records if "skipped" in r.getMessage()]
+    assert len(skipped) == 3
+    assert "at step 0 (pivots" in skipped[0]
+    assert skipped[2].endswith("the step is skipped, 3 of at most 3.")
+    assert int(training.load_run(tmp_path).state.skipped) == 3
+
+
+def test_a_class_that_is_never_predicted_is_named(caplog):
+    predicted = np.array([[3, 0, 1], [2, 0, 0]])
+    loop._warn_of_collapse(predicted, ("cat", "dog", "owl"), 4)
+    assert "epoch 4: never predicted: class dog." in caplog.text
+    caplog.clear()
+    loop._warn_of_collapse(predicted + 1, ("cat", "dog", "owl"), 5)
+    assert not caplog.text
