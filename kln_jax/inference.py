@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import pathlib
 from typing import Any, NamedTuple
 
@@ -72,13 +71,13 @@ def load(workdir: str | pathlib.Path, *, best: bool = False) -> Trained:
     config = rundir.read_config(directory)
     if not (directory / "data.json").exists():
         raise ValueError(f"{directory} holds no run: data.json is missing.")
+    about = rundir.read_json(directory / "data.json")
     try:
-        about = json.loads((directory / "data.json").read_text())
         class_names = tuple(about["class_names"])
         height, width, channels = about["image_shape"]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"data.json of {directory} is damaged, or of another version of kln_jax: "
+            f"data.json of {directory} was written by another version of kln_jax: "
             f"{error}"
         ) from error
     image_shape = height, width, channels

@@ -138,10 +138,26 @@ class MetricWriter:
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads ``metrics.jsonl``; a last line that was cut off in writing is left out."""
+    """Reads ``metrics.jsonl``; a last line that was cut off in writing is left out.
+
+    Args:
+      workdir: Working directory of a run.
+
+    Returns:
+      The metrics of each epoch; none if there is no such file.
+
+    Raises:
+      ValueError: If another line is damaged.
+    """
     path = workdir / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    try:
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged: {error}. Restore it, or take another working "
+            "directory."
+        ) from error
 
 
 def progress_bar(num_epochs: int, *, done: int) -> tqdm:

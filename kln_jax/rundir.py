@@ -152,10 +152,7 @@ def read_config(directory: pathlib.Path) -> ConfigDict:
             if seeds
             else f"{directory} holds no run: config.json is missing."
         )
-    try:
-        config = ConfigDict(json.loads((directory / "config.json").read_text()))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"config.json of {directory} is damaged: {error}") from error
+    config = ConfigDict(read_json(directory / "config.json"))
     try:
         validate(config)
     except (AttributeError, KeyError) as error:
@@ -166,8 +163,8 @@ def read_config(directory: pathlib.Path) -> ConfigDict:
     return config
 
 
-def read_json(path: pathlib.Path) -> Any:
-    """Reads a file of a working directory.
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a file of a working directory that describes the run.
 
     Args:
       path: The file.
@@ -176,11 +173,15 @@ def read_json(path: pathlib.Path) -> Any:
       ValueError: If it is damaged.
     """
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError("it holds no JSON object")
     except ValueError as error:
         raise ValueError(
-            f"{path} is damaged: {error}. Choose another --workdir."
+            f"{path} is damaged: {error}. Restore it, or take another working "
+            "directory."
         ) from error
+    return content
 
 
 def labelled_rows(

@@ -30,8 +30,9 @@ def test_a_workdir_of_another_config_is_refused(workdir):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", "{", r"config\.json is damaged: .* Choose another --workdir"),
-        ("result.json", '{"a', r"result\.json is damaged: .* Choose another"),
+        ("config.json", "{", r"config\.json is damaged: .* take another working dir"),
+        ("result.json", '{"a', r"result\.json is damaged: .* take another"),
+        ("config.json", "[]", r"config\.json is damaged: it holds no JSON object"),
         ("config.json", None, "holds a run without config.json"),
     ],
 )

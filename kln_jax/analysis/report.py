@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from kln_jax import metrics, training
 from kln_jax.analysis import figures, runs, tables
 from kln_jax.analysis.runs import Record
-from kln_jax.analysis.suites import KLN, SUITES, Suite
+from kln_jax.analysis.suites import KLN, SUITES, Entry, Suite
 
 _OF_A_RUN = {
     "histograms": figures.histograms,
@@ -36,7 +36,8 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
       ValueError: If no run is finished there.
     """
     records = runs.read(out)
-    found = {name: tables.rows(suite, records) for name, suite in SUITES.items()}
+    shown = {**SUITES, "others": _others(records)}
+    found = {name: tables.rows(suite, records) for name, suite in shown.items()}
     (out / "figures").mkdir(exist_ok=True)
     for name, figure in _figures(records):
         path = out / "figures" / f"{name}.png"
@@ -45,7 +46,7 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     drawn = sorted((out / "figures").glob("*.png"))
     pictures = [path.relative_to(out) for path in drawn]
     for suffix, text in (
-        ("md", _markdown(found, pictures)),
+        ("md", _markdown(shown, found, pictures)),
         ("csv", tables.comma_separated(found)),
         ("tex", tables.latex(found)),
     ):
@@ -54,8 +55,30 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
         yield path
 
 
+def _others(records: Sequence[Record]) -> Suite:
+    """Returns the methods of runs that are of no suite, as a suite."""
+    config_names = {record.config_name for record in records}
+    known = [
+        record.method
+        for suite in SUITES.values()
+        for entry in suite.entries
+        if entry.variant
+        for name in config_names
+        for record in runs.matching(records, name, entry)
+    ]
+    entries = {}
+    for record in records:
+        if record.method not in known:
+            changes = (f"{key}={value}" for key, value in record.changes)
+            name = ", ".join([record.variant, *changes])
+            entries[name] = Entry(name, record.variant, record.changes)
+    return Suite("Runs of no suite", "error", (), tuple(entries.values()))
+
+
 def _markdown(
-    found: dict[str, list[dict[str, str]]], pictures: Sequence[pathlib.Path]
+    shown: Mapping[str, Suite],
+    found: Mapping[str, list[dict[str, str]]],
+    pictures: Sequence[pathlib.Path],
 ) -> str:
     sections = [
         "# Runs, and the paper's tables\n\n"
@@ -64,12 +87,15 @@ def _markdown(
         "epochs, or on a part of the data, say so, and have no difference to the "
         "paper.\n"
     ]
-    for name, table in found.items():
-        suite = SUITES[name]
+    for name, suite in shown.items():
+        if not found[name]:
+            continue
+        sources = [tables.QUANTITIES[suite.quantity].text]
+        if name in SUITES:
+            sources.insert(0, f"`python -m kln_jax.analysis run {name} --out=DIR`")
         sections.append(
-            f"## {suite.title}\n\n"
-            f"`python -m kln_jax.analysis run {name} --out=DIR`; "
-            f"{tables.QUANTITIES[suite.quantity].text}.\n\n{tables.markdown(table)}"
+            f"## {suite.title}\n\n{'; '.join(sources)}.\n\n"
+            f"{tables.markdown(found[name])}"
         )
     sections.append("## Figures\n")
     sections += [f"![{path.stem}]({path})\n" for path in pictures]

@@ -41,8 +41,9 @@ class Record(NamedTuple):
       epochs: Epochs it was to make.
       all_epochs: Epochs of the configuration.
       partial_data: Whether its data set was a part of the real one.
-      error: Test error after the last epoch, in percent; None if it diverged.
-      late_error: Median of the test errors after the last ten epochs.
+      error: Error after the last epoch, in percent, on test images, or on those that
+        the key ``evaluate_on`` among the changes names; None if it diverged.
+      late_error: Median of the errors after the last ten epochs.
       epoch_seconds: Median seconds of an epoch, without the first, which compiles.
       device: What it ran on.
     """
@@ -59,6 +60,11 @@ class Record(NamedTuple):
     late_error: float | None
     epoch_seconds: float | None
     device: str
+
+    @property
+    def method(self) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
+        """What runs of one method on one data set have in common."""
+        return self.config_name, self.variant, self.changes
 
 
 def configuration(name: str, variant: str) -> ConfigDict:
@@ -208,7 +214,7 @@ def read(out: pathlib.Path) -> list[Record]:
 
 
 def _record(directory: pathlib.Path) -> Record:
-    config = json.loads((directory / "config.json").read_text())
+    config = rundir.read_json(directory / "config.json")
     name = _config_name(config["dataset"])
     base = json.loads(configuration(name, config["variant"]).to_json())
     changes = {
@@ -217,11 +223,12 @@ def _record(directory: pathlib.Path) -> Record:
         if key not in _NOT_OF_EXPERIMENT and value != base.get(key)
     }
     result_path = directory / "result.json"
-    result = json.loads(result_path.read_text()) if result_path.exists() else {}
+    result = rundir.read_json(result_path) if result_path.exists() else {}
+    error = f"{config['evaluate_on']}_error_percent"
     # The times of several seeds at once are of all of them.
     is_alone = bool(result) and result.get("seeds_at_once", 1) == 1
     lines = metrics.read_metrics(directory)
-    errors = [line["test_error_percent"] for line in lines]
+    errors = [line[error] for line in lines]
     return Record(
         directory=directory,
         config_name=name,
@@ -231,7 +238,7 @@ def _record(directory: pathlib.Path) -> Record:
         epochs=config["num_epochs"],
         all_epochs=base["num_epochs"],
         partial_data=result.get("partial_data", False),
-        error=result.get("test_error_percent"),
+        error=result.get(error),
         late_error=float(np.median(errors[-10:])) if result else None,
         epoch_seconds=_epoch_seconds(lines) if is_alone else None,
         device=result.get("device", ""),
@@ -250,11 +257,5 @@ def _epoch_seconds(lines: Sequence[dict[str, Any]]) -> float | None:
 def matching(records: Iterable[Record], config_name: str, entry: Entry) -> list[Record]:
     """Returns the runs of a method on a data set, of any seed and length."""
     config = configuration(config_name, entry.variant)
-    changes = tuple(sorted(_changes(entry, config)))
-    return [
-        record
-        for record in records
-        if record.config_name == config_name
-        and record.variant == entry.variant
-        and record.changes == changes
-    ]
+    method = config_name, entry.variant, tuple(sorted(_changes(entry, config)))
+    return [record for record in records if record.method == method]

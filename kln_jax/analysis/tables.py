@@ -134,6 +134,8 @@ def reductions(record: Record) -> list[str]:
         found.append("part of the data")
     if record.epochs < record.all_epochs:
         found.append(f"{record.epochs} of {record.all_epochs} epochs")
+    if "evaluate_on" in dict(record.changes):
+        found.append("error on validation images")
     return found
 
 

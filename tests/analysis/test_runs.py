@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 
 import jax
@@ -137,6 +138,56 @@ def test_a_record_of_a_diverged_run_has_no_numbers(out):
     assert (record.error, record.late_error, record.epoch_seconds) == (None,) * 3
 
 
+@pytest.fixture
+def copied(out, tmp_path):
+    """The run of one seed by itself."""
+    (run,) = out.glob("digits/supervised,*latent_dim=8,*width=0.05,epochs=3/1")
+    shutil.copytree(run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_run_of_no_suite_is_reported_by_its_keys(copied):
+    list(report.write(copied.parent))
+    (text,) = re.findall(
+        "## Runs of no suite.*\\Z", (copied.parent / "report.md").read_text(), re.DOTALL
+    )
+    keys = "batch_size=120, latent_dim=8, width=0.05"
+    assert f"| digits | supervised, {keys} |  | " in text
+    assert (
+        f'others,digits,"supervised, {keys}",'
+        in (copied.parent / "report.csv").read_text()
+    )
+
+
+def test_errors_on_validation_images_are_said_to_be(copied):
+    for name in ("metrics.jsonl", "result.json"):
+        written = (copied / name).read_text()
+        (copied / name).write_text(written.replace("test_", "validation_"))
+    written = (copied / "config.json").read_text()
+    on_validation = written.replace(
+        '"evaluate_on": "test"', '"evaluate_on": "validation"'
+    )
+    assert on_validation != written
+    (copied / "config.json").write_text(on_validation)
+    (record,) = runs.read(copied)
+    assert record.error == metrics.read_metrics(copied)[-1]["validation_error_percent"]
+    list(report.write(copied.parent))
+    assert re.search(
+        r"evaluate_on=validation, .* 3 of 12 epochs; error on validation images; ",
+        (copied.parent / "report.md").read_text(),
+    )
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json", "metrics.jsonl"])
+def test_a_damaged_run_is_named_in_one_line(name, copied, monkeypatch):
+    (copied / name).write_text('{"epoch":\n')
+    monkeypatch.setattr("sys.argv", ["analysis", "report", str(copied.parent)])
+    with pytest.raises(SystemExit) as stopped:
+        command.main()
+    message = rf"^kln_jax\.analysis: error: .*{name} is damaged: .*Restore it, .*\.$"
+    assert re.search(message, stopped.value.code)
+
+
 def test_runs_of_other_keys_are_other_methods(out):
     records = runs.read(out)
     assert runs.matching(records, "digits", NO_AUTOENCODER) == []
@@ -192,6 +243,7 @@ def test_a_report_says_what_was_reduced_and_what_was_not_measured(
     assert "| mnist | KLN | 0.39 | not measured |" in text
     for name in names:
         assert f"({name})" in text
+    assert "Runs of no suite" not in text
     titles = [draw.axes[0].get_title() for _, draw in report._figures(runs.read(out))]
     assert titles[0] == "digits: A small one\n3 of 12 epochs"
 
