@@ -58,17 +58,16 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
 def _others(records: Sequence[Record]) -> Suite:
     """Returns the methods of runs that are of no suite, as a suite."""
     config_names = {record.config_name for record in records}
-    known = [
-        record.method
+    known = {
+        record.directory
         for suite in SUITES.values()
         for entry in suite.entries
-        if entry.variant
         for name in config_names
         for record in runs.matching(records, name, entry)
-    ]
+    }
     entries = {}
     for record in records:
-        if record.method not in known:
+        if record.directory not in known:
             changes = (f"{key}={value}" for key, value in record.changes)
             name = ", ".join([record.variant, *changes])
             entries[name] = Entry(name, record.variant, record.changes)

@@ -61,11 +61,6 @@ class Record(NamedTuple):
     epoch_seconds: float | None
     device: str
 
-    @property
-    def method(self) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
-        """What runs of one method on one data set have in common."""
-        return self.config_name, self.variant, self.changes
-
 
 def configuration(name: str, variant: str) -> ConfigDict:
     """Returns a configuration of ``configs/``.
@@ -256,6 +251,13 @@ def _epoch_seconds(lines: Sequence[dict[str, Any]]) -> float | None:
 
 def matching(records: Iterable[Record], config_name: str, entry: Entry) -> list[Record]:
     """Returns the runs of a method on a data set, of any seed and length."""
+    of_variant = [
+        record
+        for record in records
+        if (record.config_name, record.variant) == (config_name, entry.variant)
+    ]
+    if not of_variant:  # The configuration need not have the variant.
+        return []
     config = configuration(config_name, entry.variant)
-    method = config_name, entry.variant, tuple(sorted(_changes(entry, config)))
-    return [record for record in records if record.method == method]
+    changes = tuple(sorted(_changes(entry, config)))
+    return [record for record in of_variant if record.changes == changes]

@@ -159,6 +159,18 @@ def test_a_run_of_no_suite_is_reported_by_its_keys(copied):
     )
 
 
+def test_a_data_set_need_not_have_every_variant_of_a_suite(copied):
+    written = (copied / "config.json").read_text()
+    on_cifar10 = written.replace('"dataset": "digits"', '"dataset": "cifar10"')
+    assert on_cifar10 != written
+    (copied / "config.json").write_text(
+        on_cifar10
+    )  # Which has no multilayer perceptron.
+    list(report.write(copied.parent))
+    text = (copied.parent / "report.md").read_text()
+    assert "| cifar10 | supervised, batch_size=120, " in text
+
+
 def test_errors_on_validation_images_are_said_to_be(copied):
     for name in ("metrics.jsonl", "result.json"):
         written = (copied / name).read_text()
