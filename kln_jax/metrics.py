@@ -86,6 +86,13 @@ def write_json(path: pathlib.Path, content: Any) -> None:
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
+def damaged(path: pathlib.Path, error: ValueError) -> ValueError:
+    """Returns the error to raise for a file of a run that cannot be read."""
+    return ValueError(
+        f"{path} is damaged: {error}. Restore it, or take another working directory."
+    )
+
+
 class MetricWriter:
     """Appends the metrics of each epoch to ``metrics.jsonl`` and to TensorBoard.
 
@@ -154,10 +161,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in lines if line.endswith("\n")]
     except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged: {error}. Restore it, or take another working "
-            "directory."
-        ) from error
+        raise damaged(path, error) from error
 
 
 def progress_bar(num_epochs: int, *, done: int) -> tqdm:

@@ -177,10 +177,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("it holds no JSON object")
     except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged: {error}. Restore it, or take another working "
-            "directory."
-        ) from error
+        raise metrics.damaged(path, error) from error
     return content
 
 

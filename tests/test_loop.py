@@ -7,17 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from configs import digits
 from kln_jax import loop, training
+from tests.small_run import config_of_digits
 
 
 def _config(**changes):
-    config = digits.get_config()
-    # 40 divides over the eight devices, and makes 35 steps an epoch.
-    config.update(width=0.05, latent_dim=8, batch_size=40, num_epochs=1)
-    config.update(lr_milestones=())
-    config.update(changes)
-    return config
+    return config_of_digits(**{"num_epochs": 1, **changes})
 
 
 def test_the_best_by_validation_is_kept_and_read_back(tmp_path, monkeypatch):

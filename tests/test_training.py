@@ -14,18 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from configs import digits
 from kln_jax import loop, metrics, steps, training
 from kln_jax.interruption import Interrupted, Interruption
-
-
-def _config(variant="supervised", **changes):
-    config = digits.get_config(variant)
-    # 40 divides over the eight devices, and makes 35 steps an epoch.
-    config.update(width=0.05, latent_dim=8, batch_size=40, num_epochs=2)
-    config.update(lr_milestones=())
-    config.update(changes)
-    return config
+from tests.small_run import config_of_digits as _config
 
 
 @pytest.fixture(scope="module")
