@@ -125,7 +125,8 @@ def make_program(
         init=jax.jit(
             lambda key: steps.init_state(
                 model, optimizer, key, mean=mean, std=std, image_shape=image_shape
-            )
+            ),
+            compiler_options=_quickly(),
         ),
         rows=over_devices(
             steps.make_epoch_rows(
@@ -149,6 +150,17 @@ def make_program(
         steps_per_epoch=steps_per_epoch,
         several=several,
     )
+
+
+def _quickly() -> dict[str, int] | None:
+    """Returns the options that compile what runs only once.
+
+    XLA:CPU would optimise the random numbers of all layers for seconds, to save
+    milliseconds, and with no other values but for rounding.
+    """
+    if jax.default_backend() == "cpu":
+        return {"xla_backend_optimization_level": 1}
+    return None
 
 
 def make_model(config: ConfigDict, data: datasets.Dataset) -> networks.KLN:
