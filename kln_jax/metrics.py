@@ -86,10 +86,10 @@ def write_json(path: pathlib.Path, content: Any) -> None:
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def damaged(path: pathlib.Path, error: ValueError) -> ValueError:
-    """Returns the error to raise for a file of a run that cannot be read."""
+def damaged(path: pathlib.Path, why: ValueError | str) -> ValueError:
+    """Returns the error to raise for a run, or a file of it, that cannot be read."""
     return ValueError(
-        f"{path} is damaged: {error}. Restore it, or take another working directory."
+        f"{path} is damaged: {why}. Restore it, or take another working directory."
     )
 
 

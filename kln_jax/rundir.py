@@ -170,12 +170,14 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
       path: The file.
 
     Raises:
-      ValueError: If it is damaged.
+      ValueError: If it is missing or damaged.
     """
     try:
         content = json.loads(path.read_text())
         if not isinstance(content, dict):
             raise ValueError("it holds no JSON object")
+    except FileNotFoundError as error:
+        raise metrics.damaged(path.parent, f"it has no {path.name}") from error
     except ValueError as error:
         raise metrics.damaged(path, error) from error
     return content

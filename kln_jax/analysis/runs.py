@@ -195,14 +195,19 @@ def read(out: pathlib.Path) -> list[Record]:
     """Reads all runs below a directory that are finished or diverged.
 
     Raises:
-      ValueError: If there is none.
+      ValueError: If there is none, or one is damaged.
     """
     ended = (
         path.parent
         for name in ("result.json", "diverged.json")
         for path in out.rglob(name)
     )
-    records = [_record(directory) for directory in sorted(ended)]
+    records = []
+    for directory in sorted(ended):
+        try:
+            records.append(_record(directory))
+        except KeyError as error:
+            raise metrics.damaged(directory, f"it has no {error}") from error
     if not records:
         raise ValueError(f"{out} holds no run that is finished.")
     return records
@@ -217,13 +222,15 @@ def _record(directory: pathlib.Path) -> Record:
         for key, value in config.items()
         if key not in _NOT_OF_EXPERIMENT and value != base.get(key)
     }
-    result_path = directory / "result.json"
-    result = rundir.read_json(result_path) if result_path.exists() else {}
+    path = directory / "result.json"
+    result = rundir.read_json(path) if path.exists() else None  # It diverged.
     error = f"{config['evaluate_on']}_error_percent"
-    # The times of several seeds at once are of all of them.
-    is_alone = bool(result) and result.get("seeds_at_once", 1) == 1
     lines = metrics.read_metrics(directory)
     errors = [line[error] for line in lines]
+    if result is not None and not errors:
+        raise metrics.damaged(directory, "it has no metrics.jsonl")
+    # The times of several seeds at once are of all of them.
+    is_alone = result is not None and result.get("seeds_at_once", 1) == 1
     return Record(
         directory=directory,
         config_name=name,
@@ -232,11 +239,11 @@ def _record(directory: pathlib.Path) -> Record:
         seed=config["seed"],
         epochs=config["num_epochs"],
         all_epochs=base["num_epochs"],
-        partial_data=result.get("partial_data", False),
-        error=result.get(error),
-        late_error=float(np.median(errors[-10:])) if result else None,
+        partial_data=result is not None and result["partial_data"],
+        error=None if result is None else result[error],
+        late_error=None if result is None else float(np.median(errors[-10:])),
         epoch_seconds=_epoch_seconds(lines) if is_alone else None,
-        device=result.get("device", ""),
+        device="" if result is None else result["device"],
     )
 
 

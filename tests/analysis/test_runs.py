@@ -200,6 +200,25 @@ def test_a_damaged_run_is_named_in_one_line(name, copied, monkeypatch):
     assert re.search(message, stopped.value.code)
 
 
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+def test_a_run_without_one_of_its_files_is_named(name, copied):
+    (copied / name).unlink()
+    with pytest.raises(ValueError, match=rf"{copied} is damaged: it has no {name}\. "):
+        runs.read(copied)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("config.json", "dataset"), ("result.json", "partial_data")],
+)
+def test_a_run_without_one_of_its_values_is_named(name, missing, copied):
+    (copied / name).write_text("{}\n")
+    with pytest.raises(
+        ValueError, match=rf"{copied} is damaged: it has no '{missing}'"
+    ):
+        runs.read(copied)
+
+
 def test_runs_of_other_keys_are_other_methods(out):
     records = runs.read(out)
     assert runs.matching(records, "digits", NO_AUTOENCODER) == []
