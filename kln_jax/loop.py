@@ -196,9 +196,15 @@ class Training:
             ]
             # Restoring and compiling take long, and give nothing to save.
             with self._interruption.may_leave(lambda: NOTHING_NEW):
-                made, histories = self._restore(checkpoints)
+                made, saved = self._restore(checkpoints)
                 self._draw_rows(min(made) // spe)
-                self._states, _ = self._call([0] * len(made))  # No step.
+                self._states, empty = self._call([0] * len(made))  # No step.
+                histories = [
+                    history or jax.device_get(self._program.unpack(empty, i))
+                    for i, history in enumerate(saved)
+                ]
+                # Copies, to be written to.
+                histories = jax.tree.map(np.array, parallel.from_main(histories))
             writers = [
                 stack.enter_context(
                     metrics.MetricWriter(directory, last_epoch=step // spe)
@@ -241,7 +247,10 @@ class Training:
     def _restore(
         self, checkpoints: Sequence[Checkpoints | None]
     ) -> tuple[list[int], list[dict[str, np.ndarray]]]:
-        """Restores or initialises all seeds, and returns their steps and histories."""
+        """Restores or initialises all seeds, and returns their steps and histories.
+
+        These are empty where nothing is restored, as on all processes but the first.
+        """
         states, histories = [], []
         for name, key, saved in zip(self._names, self._keys, checkpoints, strict=True):
             restored = None

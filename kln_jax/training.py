@@ -77,7 +77,8 @@ def train_and_evaluate(
 
     Returns:
       The content of ``result.json``; with ``num_seeds`` above 1 that of each seed, by
-      the name of its directory.
+      the name of its directory. Of several processes the first returns it, and the
+      others an empty dictionary.
 
     Raises:
       ValueError: If the configuration, the data, the device or the working directory
@@ -139,20 +140,18 @@ def train_and_evaluate(
             embedding,
         )
         ended = training.run(directories, show=is_main)
-        results = {
-            name: _result(configs[name], data, one, seeds_at_once=len(left))
-            for name, one in zip(left, ended, strict=True)
-            if not one.failure
-        }
     failures = {
         name: one.failure for name, one in zip(left, ended, strict=True) if one.failure
     }
+    results = {}
     if place:
         for name, failure in failures.items():
             metrics.write_json(place / name / "diverged.json", failure)
-        for name, result in results.items():
-            metrics.write_json(place / name / "result.json", result)
-            (place / name / "diverged.json").unlink(missing_ok=True)
+        for name, one in zip(left, ended, strict=True):
+            if not one.failure:
+                result = _result(configs[name], data, one, seeds_at_once=len(left))
+                metrics.write_json(place / name / "result.json", result)
+                (place / name / "diverged.json").unlink(missing_ok=True)
         paths = {name: place / name / "result.json" for name in configs}
         results = {name: rundir.read_json(p) for name, p in paths.items() if p.exists()}
         if results:

@@ -61,6 +61,33 @@ def test_two_processes_of_two_devices_train_as_one_of_one(tmp_path):
     )
 
 
+def test_several_processes_go_on_inside_an_epoch_and_after_the_last(tmp_path):
+    arguments = (
+        *SMALL,
+        "--config.num_epochs=1",
+        "--config.checkpoint_every_steps=5",
+        "--config.keep_last=3",
+        f"--workdir={tmp_path}",
+    )
+
+    def run():
+        for process in start_several(2, *arguments):
+            status, output = end(process)
+            assert status == 0, output
+        return _lines(tmp_path), json.loads((tmp_path / "result.json").read_text())
+
+    lines, result = run()
+    for step in (10, 14):  # Only that after 5 steps of 14 is left.
+        shutil.rmtree(tmp_path / "checkpoints" / str(step))
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "result.json").unlink()
+    again, _ = run()
+    assert again == lines
+    (tmp_path / "result.json").unlink()
+    _, ended = run()
+    assert ended["test_error_percent"] == result["test_error_percent"]
+
+
 @pytest.mark.parametrize("force", [{"devices": 8}, {"JAX_NUM_CPU_DEVICES": "8"}])
 def test_eight_forced_devices_on_few_cores_come_to_an_end(force, tmp_path):
     # LAPACK divides batches of matrices of such a size among XLA's threads.
