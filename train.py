@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -75,7 +76,9 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         remaining = flags.FLAGS(argv)
     except AttributeError as error:  # What ml_collections raises for a misspelt key.
         cause = error.args[0]
-        text = cause.args[0] if isinstance(cause, KeyError) else cause
+        text = str(cause.args[0] if isinstance(cause, KeyError) else cause)
+        # In a file it lists all other keys, with their values.
+        text = re.sub(r'^Key "(\w+)" does not .* present: .*?}"', r"'\1'", text)
         _stop(f"unknown configuration key {text}")
     except (flags.Error, KeyError, TypeError, ValueError, OSError) as error:
         # A wrong value, or a file that is missing or raises: the last line says why.

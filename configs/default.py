@@ -44,7 +44,7 @@ def get_config() -> ml_collections.ConfigDict:
     # --- Network ---
     # "mnist" (28x28), "mlp" (28x28) or "conv_large" (32x32).
     config.network = "mnist"
-    # Channels of hidden layers relative to the paper's.
+    # Channels of hidden layers relative to the paper's; each has one at least.
     config.width = 1.0
     # Dimensions of Z.
     config.latent_dim = 128
@@ -132,12 +132,13 @@ def get_config() -> ml_collections.ConfigDict:
     config.platform = ""
     # Directory of compiled programs, with which the next start is faster; "" for none.
     config.compilation_cache = "~/.cache/kln_jax/xla"
-    # So many first steps of a start are traced, into the folder profile of the working
-    # directory: tensorboard --logdir=WORKDIR, with its profile plugin. 0 for none.
+    # So many first steps of a start are traced, but none beyond its first epoch or
+    # checkpoint, into the folder profile of the working directory: tensorboard
+    # --logdir=WORKDIR, with its profile plugin. 0 for none.
     config.profile = 0
     # Name of the variant of this configuration.
     config.variant = "supervised"
-    return config
+    return config.lock()  # A misspelt key is none.
 
 
 # What a variant changes: the paper's baselines and ablations.

@@ -12,6 +12,7 @@ from kln_jax.cmmd import (
 )
 from kln_jax.conditional_test import CMMDTestResult, cmmd_test
 from kln_jax.kernels import (
+    ComposableKernel,
     Kernel,
     delta,
     gaussian_mixture,
@@ -27,6 +28,7 @@ from kln_jax.nystroem import cmmd_nystroem
 
 __all__ = [
     "CMMDTestResult",
+    "ComposableKernel",
     "ConditionalEmbedding",
     "Kernel",
     "cmmd",

@@ -474,8 +474,9 @@ def check_ridge(ridge: float | Array, n: int, dtype: jnp.dtype) -> None:
     if float(ridge) < bound:
         raise ValueError(
             f"ridge={float(ridge):g} is below n * eps = {bound:.2g}, the rounding "
-            f"error of {n} x {n} Gram matrices in {jnp.dtype(dtype).name}. Use a "
-            "larger ridge, such as 0.1, or float64 arrays with jax_enable_x64."
+            f"error of sums of {n} kernel values in {jnp.dtype(dtype).name}. Use a "
+            f"larger ridge, such as {max(0.1, 10 * bound):.2g}, or float64 arrays with "
+            "jax_enable_x64."
         )
 
 

@@ -23,6 +23,8 @@ _EMBEDDINGS: dict[str, Callable[[networks.KLN], Any]] = {
     "autoencoder": lambda model: functools.partial(embeddings.encode, model=model),
 }
 
+# How many keys `jax.random.key` makes.
+_NUM_SEEDS = 2**32
 # Its Gram matrices take 1.6 GB each.
 _LARGEST_BATCH = 20_000
 
@@ -39,7 +41,7 @@ def validate(config: ConfigDict) -> None:
     whole = dict(num_epochs=1, batch_size=1, checkpoint_every=1, latent_dim=1)
     whole |= dict(num_labels=0, crop_padding=0, warmup_steps=0, seed=0)
     whole |= dict(profile=0, checkpoint_every_steps=0, keep_last=1, keep_best=0)
-    whole |= dict(max_skipped_steps=1, num_seeds=1)
+    whole |= dict(max_skipped_steps=1, num_seeds=1, split_seed=0)
     real = dict(width=0, divergence_bound=1)
     real |= dict(learning_rate=0, momentum=0, b1=0, b2=0, weight_decay=0, lr_decay=0)
     real |= dict(clip_norm=0, reconstruction_weight=0, confidence_weight=0)
@@ -57,6 +59,11 @@ def validate(config: ConfigDict) -> None:
             )
     if not config.width:
         raise ValueError("width=0 leaves no channels; the paper's are width=1.")
+    if config.seed + config.num_seeds > _NUM_SEEDS:
+        raise ValueError(
+            f"seed={config.seed} must be below 2**32 with num_seeds={config.num_seeds} "
+            "added, for random keys take no more bits."
+        )
     for name in ("momentum", "b1", "b2"):
         if config[name] >= 1:
             raise ValueError(f"{name}={config[name]} must be below 1.")
@@ -99,12 +106,12 @@ def validate(config: ConfigDict) -> None:
     milestones = config.lr_milestones
     if (
         not isinstance(milestones, (tuple, list))
-        or any(not isinstance(epoch, int) for epoch in milestones)
+        or any(not isinstance(epoch, int) or epoch < 1 for epoch in milestones)
         or list(milestones) != sorted(milestones)
     ):
         raise ValueError(
             f"lr_milestones={milestones!r} must be whole epochs in ascending order, "
-            "such as (50, 100, 130)."
+            "from 1 on, such as (50, 100, 130)."
         )
     kernels(config)
     check_ridge(config.ridge, config.batch_size, jnp.dtype(jnp.float32))

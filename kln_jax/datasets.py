@@ -86,7 +86,7 @@ NAMES = ("digits", *_KNOWN, "own_images")
 _DIGITS_TEST_IMAGES = 360
 # Image modes that Pillow turns into 8-bit grey or RGB without losing range.
 _MODES = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "CMYK", "YCbCr")
-_SUFFIXES = (".png", ".jpg", ".jpeg")
+SUFFIXES = (".png", ".jpg", ".jpeg")
 # More classes than this are summed up in one line of the summary.
 _CLASSES_LISTED = 20
 _DECODE_CHUNK = 1000
@@ -496,7 +496,7 @@ def _read_folder(
             for path in sorted(folder.iterdir()):
                 if path.name.startswith("."):
                     continue
-                if path.suffix.lower() not in _SUFFIXES:
+                if path.suffix.lower() not in SUFFIXES:
                     ignored += 1
                     continue
                 used += 1

@@ -38,6 +38,7 @@ from kln_jax.datasets import Dataset
 _RUN = dict(
     evaluate_on="training",
     num_labels=0,
+    split_seed=0,
     profile=0,
     checkpoint_every=1,
     checkpoint_every_steps=0,

@@ -188,19 +188,24 @@ def _positive(name: str, value: float) -> float:
 
 def check_kernel(name: str, kernel: Any) -> None:
     """Refuses what is no kernel, or makes one and was not called."""
-    if kernel in (gaussian_mixture, laplacian, rational_quadratic, polynomial):
-        maker = kernel.__name__
-        raise ValueError(f"{name}={maker} makes a kernel: call it first, {maker}(...).")
+    if hasattr(kernel, "shape"):
+        raise ValueError(
+            f"{name} is an array of shape {kernel.shape}, but must be a function of "
+            "two arrays of points; cmmd_from_grams takes Gram matrices."
+        )
     if not callable(kernel):
         raise ValueError(
             f"{name}={kernel!r} must be a function of two arrays of points, such as "
             "gaussian_mixture()."
         )
+    if kernel in (gaussian_mixture, laplacian, rational_quadratic, polynomial):
+        maker = kernel.__name__
+        raise ValueError(f"{name}={maker} makes a kernel: call it first, {maker}(...).")
 
 
 def check_key(key: Any) -> None:
     """Refuses a seed in the place of a random key."""
-    if not hasattr(key, "dtype"):
+    if not isinstance(key, jax.Array):
         raise ValueError(
             f"key={key!r} must be a random key, such as jax.random.key(0)."
         )
@@ -590,7 +595,7 @@ def median_bandwidth(x: ArrayLike, *, stop_gradient: bool = True) -> Array:
     It is a variance, as `gaussian_mixture` takes it: at the median distance the kernel
     is :math:`\exp(-1/2) \approx 0.61`. Half of it is met as well, with which the
     kernel is :math:`1/e` there. Points that coincide do not count, so that it is never
-    0; where all do, it is 1.
+    0; where all do, it is 1. Where x is not finite, it is NaN.
 
     Outside jit, make a kernel of it: ``gaussian_mixture((median_bandwidth(x),))``.
     Under jit or vmap, where it is not a number yet, scale the features instead:
@@ -628,4 +633,5 @@ def median_bandwidth(x: ArrayLike, *, stop_gradient: bool = True) -> Array:
     ordered = jnp.sort(jnp.where(different, distances, jnp.inf), axis=None)
     count = jnp.sum(different)  # Even: each pair is there twice.
     median = 0.5 * (ordered[count // 2 - 1] + ordered[count // 2])
-    return jnp.where(count > 0, median, jnp.ones_like(median))
+    median = jnp.where(count > 0, median, jnp.ones_like(median))
+    return jnp.where(jnp.isfinite(x).all(), median, jnp.nan)

@@ -35,6 +35,10 @@ class Outputs(NamedTuple):
     logits: Array
 
 
+def _scaled(width: float, *channels: int) -> tuple[int, ...]:
+    return tuple(max(1, round(width * count)) for count in channels)
+
+
 def _batch_norm(
     axis_name: str | None, dtype: DTypeLike, *, train: bool
 ) -> nn.BatchNorm:
@@ -97,7 +101,7 @@ class MnistEncoder(nn.Module):
         def normalised(x: Array) -> Array:
             return _Normalised(0.2, self.axis_name, self.dtype)(x, train=train)
 
-        first, second, third = (round(self.width * c) for c in (64, 128, 1024))
+        first, second, third = _scaled(self.width, 64, 128, 1024)
         x = layers.Conv(first, (4, 4), dtype=self.dtype, **_HALVE)(x)
         x = nn.leaky_relu(x, 0.2)
         x = normalised(conv(x, second, 4, **_HALVE))
@@ -134,7 +138,7 @@ class MnistDecoder(nn.Module):
             )(x)
             return _Normalised(0.0, self.axis_name, self.dtype)(x, train=train)
 
-        first, second, third = (round(self.width * c) for c in (1024, 128, 64))
+        first, second, third = _scaled(self.width, 1024, 128, 64)
         x = deconv(z[:, None, None, :], first, 1)
         x = deconv(x, second, 7, padding="VALID")
         x = deconv(x, third, 4, **_DOUBLE)
@@ -163,7 +167,8 @@ class MlpEncoder(nn.Module):
     def __call__(self, x: Array, positions: Array, *, train: bool) -> Array:
         """Maps images ``(n, h, w, c)`` to embeddings ``(n, latent_dim)``."""
         del positions  # It has no dropout.
-        x, hidden = x.reshape(len(x), -1), round(self.width * 1024)
+        (hidden,) = _scaled(self.width, 1024)
+        x = x.reshape(len(x), -1)
         for _ in range(2):
             x = nn.Dense(hidden, use_bias=False, dtype=self.dtype)(x)
             x = _Normalised(0.0, self.axis_name, self.dtype)(x, train=train)
@@ -188,7 +193,7 @@ class MlpDecoder(nn.Module):
     @nn.compact
     def __call__(self, z: Array, *, train: bool) -> Array:
         """Maps embeddings ``(n, latent_dim)`` to images ``(n, 28, 28, channels)``."""
-        x, hidden = z, round(self.width * 1024)
+        x, (hidden,) = z, _scaled(self.width, 1024)
         for _ in range(2):
             x = nn.Dense(hidden, use_bias=False, dtype=self.dtype)(x)
             x = _Normalised(0.0, self.axis_name, self.dtype)(x, train=train)
@@ -230,7 +235,7 @@ class ConvLargeEncoder(nn.Module):
             )(x)
             return _Normalised(0.1, self.axis_name, self.dtype)(x, train=train)
 
-        first, second, third = (round(self.width * c) for c in (128, 256, 512))
+        first, second, third = _scaled(self.width, 128, 256, 512)
         for features in (first, second):
             for _ in range(3):
                 x = conv(x, features, 3)
@@ -270,7 +275,7 @@ class ConvLargeDecoder(nn.Module):
             )(x)
             return _Normalised(0.0, self.axis_name, self.dtype)(x, train=train)
 
-        first, second, third = (round(self.width * c) for c in (512, 256, 128))
+        first, second, third = _scaled(self.width, 512, 256, 128)
         x = deconv(z[:, None, None, :], first, padding="VALID")
         x = deconv(x, second, **_DOUBLE)
         x = deconv(x, third, **_DOUBLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -35,8 +36,9 @@ def step_schedule(
       >>> [round(float(schedule(i)), 2) for i in (0, 3, 9, 10)]
       [0.25, 1.0, 1.0, 0.2]
     """
+    times = collections.Counter(milestones)
     steps = optax.piecewise_constant_schedule(
-        learning_rate, dict.fromkeys(milestones, decay)
+        learning_rate, {step: decay**count for step, count in times.items()}
     )
     if not warmup_steps:
         return steps

@@ -30,7 +30,6 @@ import numpy as np
 if TYPE_CHECKING:
     from kln_jax.inference import Trained
 
-_SUFFIXES = (".png", ".jpg", ".jpeg")
 # How many images are read before they are classified.
 _CHUNK = 100
 
@@ -148,6 +147,8 @@ def _files(
     arguments: Iterable[str], report: Callable[[object, object], None]
 ) -> Iterator[pathlib.Path]:
     """Yields the files that the arguments name."""
+    from kln_jax import datasets
+
     for argument in arguments:
         if argument == "-":
             lines = (line.rstrip("\n") for line in sys.stdin)
@@ -160,7 +161,8 @@ def _files(
         inside = [
             found
             for found in sorted(path.rglob("*"))
-            if found.suffix.lower() in _SUFFIXES and not found.name.startswith(".")
+            if found.suffix.lower() in datasets.SUFFIXES
+            and not found.name.startswith(".")
         ]
         if not inside:
             report(path, "holds no .png, .jpg or .jpeg file")

@@ -25,6 +25,12 @@ WHEREABOUTS = (
     "keep_last",
     "keep_best",
 )
+# Keys that reading a run needs beside those at which `validate` looks.
+_READ = (
+    *("dataset", "data_dir", "allow_partial_data", "validation_fraction"),
+    *("evaluate_on", "use_extra", "image_size", "test_fraction", "normalise", "flip"),
+    *("network", "normalise_z", "platform", "compilation_cache", "variant"),
+)
 
 
 def fresh(config: ConfigDict) -> pathlib.Path:
@@ -153,13 +159,16 @@ def read_config(directory: pathlib.Path) -> ConfigDict:
             else f"{directory} holds no run: config.json is missing."
         )
     config = ConfigDict(read_json(directory / "config.json"))
+    missing = next((key for key in _READ if key not in config), None)
     try:
         validate(config)
     except (AttributeError, KeyError) as error:
+        missing = str(error).strip("\"'")
+    if missing:
         raise ValueError(
             f"config.json of {directory} was written by another version of kln_jax: it "
-            f"has no {str(error).strip(chr(34) + chr(39))}."
-        ) from error
+            f"has no {missing}."
+        )
     return config
 
 

@@ -311,6 +311,8 @@ def _load(config: ConfigDict) -> datasets.Dataset:
     )
     for line in data.summary():
         logger.info(line)
+    if data.partial:
+        logger.warning("Only a part of %s is here; the result says so.", config.dataset)
     return data
 
 

@@ -281,6 +281,7 @@ def test_a_constant_y_is_no_difference(constant):
         (dict(log_density_ratio=np.zeros(70)), "must be a function .* is ndarray"),
         (dict(kernel="rbf"), "kernel='rbf' must be a function"),
         (dict(label_kernel="rbf"), "label_kernel='rbf' must be a function"),
+        (dict(key=np.int64(0)), r"key=\S+ must be a random key"),
         (dict(key=0), r"key=0 must be a random key, such as jax.random.key\(0\)"),
     ],
 )

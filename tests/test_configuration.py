@@ -50,6 +50,11 @@ from kln_jax import configuration, training
         (dict(learning_rate="x"), "learning_rate='x' must be a number"),
         (dict(width=True), "width=True must be a number"),
         (dict(width=0), "width=0 leaves no channels"),
+        (
+            dict(seed=2**32 - 1, num_seeds=2),
+            r"seed=4294967295 must be below 2\*\*32 wi",
+        ),
+        (dict(split_seed=-1), "split_seed=-1 must be a whole number of at least 0"),
         (dict(momentum=2.0), "momentum=2.0 must be below 1"),
         (dict(batch_size=99_999), "batch_size=99999 must be at most 20000"),
         (dict(bandwidths="13"), "bandwidths are '13', but must be a sequence"),
@@ -65,7 +70,7 @@ def test_a_config_that_cannot_be_run_is_refused_before_anything_is_made(
     assert not list(pathlib.Path().iterdir())
 
 
-@pytest.mark.parametrize("milestones", [(5, 1), (1.5,), 3])
+@pytest.mark.parametrize("milestones", [(5, 1), (1.5,), 3, (0, 1)])
 def test_milestones_are_whole_epochs_in_ascending_order(milestones):
     config = ConfigDict({**digits.get_config().to_dict(), "lr_milestones": milestones})
     with pytest.raises(

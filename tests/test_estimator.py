@@ -127,7 +127,6 @@ def test_the_parameters_are_the_keys_of_a_configuration_with_their_defaults():
             "use_extra",
             "image_size",
             "test_fraction",
-            "split_seed",
             "platform",
             "compilation_cache",
             "variant",

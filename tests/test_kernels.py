@@ -700,6 +700,12 @@ def test_median_bandwidth_where_all_points_coincide(stop_gradient):
     np.testing.assert_array_equal(jax.grad(f)(x), np.zeros((5, 3)))
 
 
+def test_median_bandwidth_of_points_that_are_not_finite_is_nan():
+    for value in (np.nan, np.inf):
+        x = np.array([[0.0], [2.0], [value], [3.0]], np.float32)
+        assert np.isnan(median_bandwidth(x))
+
+
 def test_gradient_of_median_bandwidth_is_stopped_unless_asked_for():
     x = np.float64(_points(0, 6, 3))
     x[1] = x[0]
@@ -739,6 +745,8 @@ def test_median_bandwidth_needs_two_points(shape):
     [
         ("rbf", "kernel='rbf' must be a function"),
         (None, "kernel=None must be a function"),
+        (np.eye(3), r"kernel is an array of shape \(3, 3\), .* cmmd_from_grams takes"),
+        (jnp.eye(3), r"kernel is an array of shape \(3, 3\), .* cmmd_from_grams takes"),
         (gaussian_mixture, "kernel=gaussian_mixture makes a kernel: call it"),
     ],
 )

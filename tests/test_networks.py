@@ -90,6 +90,15 @@ def test_outputs_are_float32_images_in_the_unit_interval(network, dtype):
 
 
 @pytest.mark.parametrize("network", SHAPES)
+def test_a_layer_has_one_channel_at_least(network):
+    model = networks.build(
+        network, image_shape=SHAPES[network], num_classes=7, width=1e-4
+    )
+    params = jax.eval_shape(lambda: _variables(model, SHAPES[network]))["params"]
+    assert all(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("network", SHAPES)
 def test_normalised_z_has_mean_zero_and_variance_one_in_training(network):
     model = networks.build(
         network,

@@ -15,6 +15,12 @@ def test_step_schedule_decays_at_each_milestone():
     )
 
 
+def test_step_schedule_decays_twice_at_two_milestones_in_one():
+    schedule = optim.step_schedule(1.0, milestones=(3, 3), decay=0.2)
+    rates = [float(schedule(i)) for i in (2, 3)]
+    np.testing.assert_allclose(rates, [1.0, 0.04], rtol=1e-6)
+
+
 def test_step_schedule_warms_up_linearly_from_the_first_step():
     schedule = optim.step_schedule(1.0, milestones=(2,), decay=0.5, warmup_steps=4)
     rates = [float(schedule(i)) for i in range(6)]

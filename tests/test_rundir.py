@@ -1,5 +1,7 @@
 """Working directories: which a run may use, and what is said of the others."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -63,3 +65,13 @@ def test_without_a_workdir_a_fresh_one_is_made(tmp_path, monkeypatch, capsys):
         names.add(directory.name)
     assert len(names) == 2
     assert all(name.startswith("digits-supervised-") for name in names)
+
+
+@pytest.mark.parametrize("key", digits.get_config().keys())
+def test_a_run_without_a_key_is_said_to_be_of_another_version(key, workdir):
+    written = json.loads((workdir / "config.json").read_text())
+    del written[key]
+    (workdir / "config.json").write_text(json.dumps(written))
+    message = rf"^config\.json of .* written by another version .* has no .*{key}"
+    with pytest.raises(ValueError, match=message):
+        rundir.read_config(workdir)

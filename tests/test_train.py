@@ -44,6 +44,22 @@ def test_an_error_is_one_line_and_makes_nothing(arguments, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_key_misspelt_in_a_file_is_one_line(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from configs import digits\n\n\ndef get_config():\n"
+        "    config = digits.get_config()\n    config.learning_rte = 0.5\n"
+        "    return config\n"
+    )
+    done = _train(f"--config={own}", cwd=ROOT)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "train.py: error: unknown configuration key 'learning_rte' Did you mean "
+        '"learning_rate" instead of "learning_rte"?'
+    )
+
+
 def test_a_run_ends_with_its_error_and_place(tmp_path):
     done = _train(
         DIGITS,

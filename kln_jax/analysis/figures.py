@@ -50,13 +50,13 @@ def overview(run: Run, *, num_images: int = 300) -> Figure:
 
     Args:
       run: A run read back.
-      num_images: How many evaluation images the histograms take, the first.
+      num_images: How many evaluation images the histograms take, at random.
 
     Returns:
       A figure with two histograms of kernel values, of pairs of the same and of
       different classes, and with images above their reconstructions.
     """
-    images, labels = _first(run, num_images)
+    images, labels = _some(run, num_images)
     outputs = embed(run, images)
     kernel = _kernel(run)
     with mpl.rc_context(STYLE):
@@ -79,9 +79,9 @@ def histograms(run: Run, *, num_images: int = 1000) -> Figure:
 
     Args:
       run: A run read back.
-      num_images: How many evaluation images, the first.
+      num_images: How many evaluation images, at random.
     """
-    images, labels = _first(run, num_images)
+    images, labels = _some(run, num_images)
     kernel = _kernel(run)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 2.8), layout="constrained")
@@ -106,7 +106,7 @@ def heatmaps(run: Run, *, num_images: int = 100) -> Figure:
       num_images: How many evaluation images each, sorted by class.
     """
     images, labels = run.data.eval_images, run.data.eval_labels
-    mixed = np.arange(min(num_images, len(labels)))
+    mixed = some_rows(len(labels), num_images)
     mixed = mixed[np.argsort(labels[mixed], kind="stable")]
     single = np.flatnonzero(labels == labels[0])[:num_images]
     kernel = _kernel(run)
@@ -132,13 +132,13 @@ def heatmaps(run: Run, *, num_images: int = 100) -> Figure:
 
 
 def reconstruction_grid(run: Run, *, num_images: int = 300) -> Figure:
-    """Shows a test image of each class, and below it what comes back from its Z.
+    """Shows a test image of ten classes, and below it what comes back from its Z.
 
     Args:
       run: A run read back.
-      num_images: How many evaluation images they are taken from, the first.
+      num_images: How many evaluation images they are taken from, at random.
     """
-    images, labels = _first(run, num_images)
+    images, labels = _some(run, num_images)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.2, 3.2), layout="constrained")
         axes = figure.subplots()
@@ -152,9 +152,9 @@ def latent_map(run: Run, *, num_images: int = 1000) -> Figure:
 
     Args:
       run: A run read back.
-      num_images: How many evaluation images, the first.
+      num_images: How many evaluation images, at random.
     """
-    images, labels = _first(run, num_images)
+    images, labels = _some(run, num_images)
     z = np.asarray(embed(run, images).z)
     points = TSNE(random_state=0).fit_transform(z)
     with mpl.rc_context(STYLE):
@@ -315,8 +315,14 @@ def _cell(
     )
 
 
-def _first(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:
-    return run.data.eval_images[:count], run.data.eval_labels[:count]
+def some_rows(size: int, count: int) -> np.ndarray:
+    """Returns so many of the rows of images that may be sorted by class."""
+    return np.random.default_rng(0).permutation(size)[:count]
+
+
+def _some(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:
+    rows = some_rows(len(run.data.eval_labels), count)
+    return run.data.eval_images[rows], run.data.eval_labels[rows]
 
 
 def _pixels(images: np.ndarray) -> jax.Array:
@@ -401,6 +407,8 @@ def separation(same: np.ndarray, different: np.ndarray) -> tuple[float, float]:
 
 
 def _bins(*values: np.ndarray) -> list[float]:
+    if not all(array.size for array in values):
+        raise ValueError("the images have no pair of one class, or none of two.")
     largest = max(1.0, *(float(array.max()) for array in values))
     return list(np.linspace(0.0, largest, 41).tolist())
 
@@ -413,14 +421,14 @@ def reconstructions(
     *,
     columns: int = 5,
 ) -> None:
-    """Draws the first image of each class above its reconstruction.
+    """Draws the first image of each of some classes above its reconstruction.
 
     Args:
       axes: Where to draw.
       images: uint8 images, shape ``(n, h, w, c)``.
       reconstructed: Their reconstructions in [0, 1], of the same shape.
       labels: Class numbers, shape ``(n,)``.
-      columns: Images in a row.
+      columns: Images in a row; there are two rows at most.
     """
     _, first = np.unique(labels, return_index=True)
     first = first[: 2 * columns]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,9 @@ from kln_jax import metrics, training
 from kln_jax.analysis import figures, runs, tables
 from kln_jax.analysis.runs import Record
 from kln_jax.analysis.suites import KLN, SUITES, Entry, Suite
+from kln_jax.checkpoint import CheckpointError
+
+logger = logging.getLogger("kln_jax")
 
 _OF_A_RUN = {
     "histograms": figures.histograms,
@@ -24,7 +28,8 @@ _OF_A_RUN = {
 def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     """Writes ``report.md``, ``report.csv``, ``report.tex`` and ``figures/``.
 
-    Figures that are there already, of a run whose checkpoints are gone, stay in it.
+    What a run learned is drawn of one run of each configuration, the longest. Figures
+    that are there already, of a run whose checkpoints are gone, stay.
 
     Args:
       out: Where all runs lie.
@@ -123,12 +128,28 @@ def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
             draw, of_runs = _OF_A_SUITE[suite.figure]
             found = {method: of_runs(group) for method, group in groups.items()}
             yield f"{config_name}-{name}", draw(found, title)
-    for record in records:
+    for record in _most_complete(records):
+        try:
+            run = training.load_run(record.directory)
+            pictures = {kind: draw(run) for kind, draw in _OF_A_RUN.items()}
+        # Its data, say, need not be on this machine: the tables do without.
+        except (ValueError, OSError, CheckpointError) as error:
+            logger.warning("No figures of %s: %s", record.directory, error)
+            continue
+        for kind, figure in pictures.items():
+            if reduced := tables.reductions(record):
+                figure.suptitle(", ".join(reduced))
+            yield f"{record.config_name}-{kind}", figure
+
+
+def _most_complete(records: Sequence[Record]) -> list[Record]:
+    """Returns of each configuration the run of KLN that its figures are drawn from."""
+    chosen: dict[str, Record] = {}
+    for record in sorted(records, key=lambda r: (r.partial_data, -r.epochs, r.seed)):
         is_kln = (record.variant, record.changes) == (KLN.variant, KLN.changes)
         if is_kln and (record.directory / "checkpoints").exists():
-            run = training.load_run(record.directory)
-            for kind, of_run in _OF_A_RUN.items():
-                yield f"{record.config_name}-{kind}", of_run(run)
+            chosen.setdefault(record.config_name, record)
+    return list(chosen.values())
 
 
 def _groups(

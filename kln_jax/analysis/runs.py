@@ -146,7 +146,7 @@ def make(
 def set_epochs(config: ConfigDict, epochs: int) -> None:
     """Sets the number of epochs, and milestones at the same parts of them."""
     config.lr_milestones = tuple(
-        round(milestone * epochs / config.num_epochs)
+        max(1, round(milestone * epochs / config.num_epochs))
         for milestone in config.lr_milestones
     )
     config.num_epochs = epochs
@@ -180,7 +180,7 @@ def _changes(entry: Entry, config: ConfigDict) -> list[tuple[str, Any]]:
 
     A value of a sweep may be the default: then its run is that of the variant.
     """
-    return [(key, value) for key, value in entry.changes if config[key] != value]
+    return [(key, value) for key, value in entry.changes if config.get(key) != value]
 
 
 def _slug(entry: Entry, config: ConfigDict) -> str:

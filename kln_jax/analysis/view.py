@@ -11,17 +11,16 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from kln_jax import augment, steps
+from kln_jax import augment, inference, rundir
 from kln_jax.analysis import figures
 from kln_jax.datasets import Dataset
 from kln_jax.kernels import gaussian_mixture
 from kln_jax.metrics import read_metrics
-from kln_jax.training import Run, load_run
+from kln_jax.training import load_run
 
 # How much is shown of what may be much.
 _KERNEL_IMAGES = 1000
@@ -82,7 +81,9 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
     directory = pathlib.Path(workdir)
     run = load_run(directory)
     result = directory / "result.json"
-    z, probabilities = _predict(run)
+    prediction = inference.predict_in_batches(
+        run.model, run.state, run.data.eval_images, reconstruction_reduction="mean"
+    )
     # The first image of each class.
     _, first = np.unique(run.data.eval_labels, return_index=True)
     examples = first[:_RECONSTRUCTIONS_SHOWN]
@@ -90,39 +91,19 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
     look = Look(
         workdir=str(directory),
         config=json.loads(run.config.to_json()),
-        result=json.loads(result.read_text()) if result.exists() else None,
+        result=rundir.read_json(result) if result.exists() else None,
         metrics=read_metrics(directory),
         data=run.data,
         num_labelled=len(run.labelled),
         step=int(run.state.step),
-        z=z,
-        probabilities=probabilities,
+        z=prediction.z,
+        probabilities=prediction.probabilities,
         examples=examples,
         reconstructions=np.asarray(outputs.reconstruction),
     )
     path = directory / "view.html"
     path.write_text(page(look), encoding="utf-8")
     return path
-
-
-def _predict(run: Run, *, batch_size: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """Returns Z and class probabilities of all evaluation images."""
-
-    @jax.jit
-    def apply(state: steps.TrainState, images: jax.Array) -> tuple[jax.Array, ...]:
-        outputs = steps.predict(run.model, state, augment.to_unit(images))
-        return outputs.z, jax.nn.softmax(outputs.logits)
-
-    images = run.data.eval_images
-    z, probabilities = [], []
-    for start in range(0, len(images), batch_size):
-        # The last batch is filled up from the start, so that all have one shape.
-        rows = np.arange(start, start + batch_size) % len(images)
-        batch = apply(run.state, images[rows])
-        z.append(np.asarray(batch[0]))
-        probabilities.append(np.asarray(batch[1]))
-    size = len(images)
-    return np.concatenate(z)[:size], np.concatenate(probabilities)[:size]
 
 
 def page(look: Look) -> str:
@@ -291,7 +272,7 @@ _CHARTS = (
     ),
     _Chart("Confidence loss", {"confidence": "training"}),
     _Chart(
-        "Mean kernel on Z",
+        "Mean of the kernel",
         {"kernel_same": "same class", "kernel_different": "different classes"},
     ),
     _Chart(
@@ -309,7 +290,10 @@ _CHARTS = (
         {"pivot_largest": "largest", "pivot_smallest": "smallest"},
         log=True,
     ),
-    _Chart("Median squared distance on Z", {"median_squared_distance": "last batch"}),
+    _Chart(
+        "Median squared distance under the kernel",
+        {"median_squared_distance": "last batch"},
+    ),
 )
 
 
@@ -450,8 +434,7 @@ decoder makes of its Z.</p>
 
 def _kernel(look: Look) -> _Markup:
     """Returns how well the kernel tells pairs of a class from others."""
-    # Drawn at random: the images may be sorted by class.
-    rows = np.random.default_rng(0).permutation(len(look.z))[:_KERNEL_IMAGES]
+    rows = figures.some_rows(len(look.z), _KERNEL_IMAGES)
     pixels = np.asarray(augment.to_unit(look.data.eval_images[rows]))
     kernel = gaussian_mixture(
         look.config["bandwidths"], reduction=look.config["kernel_reduction"]

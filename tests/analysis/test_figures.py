@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import matplotlib as mpl
 import numpy as np
@@ -78,11 +80,32 @@ def test_histograms_say_how_far_the_classes_are_apart(run):
     assert all("overlap 0." in title and "AUC 0." in title for title in titles)
 
 
+def test_images_that_are_sorted_by_class_are_drawn_all_the_same(run):
+    order = np.argsort(run.data.eval_labels)
+    data = dataclasses.replace(
+        run.data,
+        eval_images=run.data.eval_images[order],
+        eval_labels=run.data.eval_labels[order],
+    )
+    # Fewer than the images of a class.
+    titles = [
+        axes.get_title()
+        for axes in figures.histograms(run._replace(data=data), num_images=30).axes
+    ]
+    assert titles[0].startswith("kernel on raw pixels: overlap ")
+
+
+def test_images_without_a_pair_of_a_class_are_said_to_be():
+    with pytest.raises(ValueError, match="no pair of one class"):
+        figures.separation(*figures.pair_values(np.eye(3), np.arange(3)))
+
+
 def test_heat_maps_are_of_the_weight_matrix_of_all_classes_and_of_one(run):
     figure = figures.heatmaps(run, num_images=30)
     shown = {axes.get_title(): axes.images[0] for axes in figure.axes if axes.images}
     labels = run.data.eval_labels
-    images = run.data.eval_images[:30][np.argsort(labels[:30], kind="stable")]
+    rows = figures.some_rows(len(labels), 30)
+    images = run.data.eval_images[rows[np.argsort(labels[rows], kind="stable")]]
     pixels = images.reshape(30, -1) / 255
     squares = ((pixels[:, None] - pixels[None]) ** 2).sum(axis=2)
     K = np.mean([np.exp(-squares / (2 * v)) for v in (1, 3, 5, 7, 9)], axis=0)
@@ -97,7 +120,8 @@ def test_heat_maps_are_of_the_weight_matrix_of_all_classes_and_of_one(run):
 def test_a_map_has_each_image_in_the_colour_of_its_class(run):
     (axes,) = figures.latent_map(run, num_images=40).axes
     counts = [len(group.get_offsets()) for group in axes.collections]
-    assert counts == np.bincount(run.data.eval_labels[:40], minlength=10).tolist()
+    labels = run.data.eval_labels[figures.some_rows(len(run.data.eval_labels), 40)]
+    assert counts == np.bincount(labels, minlength=10).tolist()
     names = [text.get_text() for text in axes.get_legend().get_texts()]
     assert names == list("0123456789")
 

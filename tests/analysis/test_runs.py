@@ -53,6 +53,12 @@ def test_a_value_that_is_the_default_is_the_run_without_it():
     assert names == ["supervised", "supervised,reconstruction_weight=1"]
 
 
+def test_no_milestone_of_a_short_run_is_at_its_first_step():
+    config = runs.configuration("digits", "supervised")
+    runs.set_epochs(config, 1)
+    assert config.lr_milestones == (1, 1, 1)
+
+
 def test_each_run_has_a_directory_a_seed_and_a_subset_of_its_own(out):
     configs = sorted(out.glob("digits/supervised,*/*/config.json"))
     seeds = [json.loads(path.read_text()) for path in configs]
@@ -278,8 +284,51 @@ def test_a_report_says_what_was_reduced_and_what_was_not_measured(
     for name in names:
         assert f"({name})" in text
     assert "Runs of no suite" not in text
-    titles = [draw.axes[0].get_title() for _, draw in report._figures(runs.read(out))]
-    assert titles[0] == "digits: A small one\n3 of 12 epochs"
+    drawn = dict(report._figures(runs.read(out)))
+    title = drawn["digits-small"].axes[0].get_title()
+    assert title == "digits: A small one\n3 of 12 epochs"
+    assert drawn["digits-map"].get_suptitle() == "3 of 12 epochs"
+
+
+def test_a_run_that_cannot_be_drawn_leaves_the_tables(
+    out, tmp_path, monkeypatch, caplog
+):
+    shutil.copytree(out, tmp_path / "out")
+    monkeypatch.setattr(report, "KLN", KLN)
+    for path in tmp_path.glob("out/digits/*/0/checkpoints/*/*"):
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    with caplog.at_level("WARNING", "kln_jax"):
+        written = [path.name for path in report.write(tmp_path / "out")]
+    assert written == ["report.md", "report.csv", "report.tex"]
+    assert re.search(r"No figures of \S+/0: .*damaged", caplog.text)
+
+
+def test_figures_are_of_the_most_complete_run_with_checkpoints(tmp_path, monkeypatch):
+    def record(name, *, partial=False, epochs=12, seed=0, changes=()):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        none = dict(error=1.0, late_error=1.0, epoch_seconds=1.0, device="")
+        return runs.Record(
+            tmp_path / name,
+            "digits",
+            "supervised",
+            changes,
+            seed,
+            epochs,
+            12,
+            partial,
+            **none,
+        )
+
+    best = record("best", seed=1)
+    others = [
+        record("other", changes=(("ridge", 0.5),)),
+        record("part", partial=True),
+        record("short", epochs=3),
+        record("later", seed=2),
+    ]
+    assert report._most_complete([*others, best]) == [best]
+    shutil.rmtree(best.directory)
+    assert report._most_complete([*others, best]) == [others[-1]]
 
 
 @pytest.mark.parametrize(
