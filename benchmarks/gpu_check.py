@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks import step
 from configs import fashion_mnist
-from kln_jax import cmmd, datasets, metrics, parallel, steps, training
+from kln_jax import cmmd, datasets, files, metrics, parallel, steps, training
 from kln_jax.analysis import runs
 
 # Steps of an epoch, and the paper's seconds for one on a Titan X.
@@ -216,7 +216,7 @@ def run(out: pathlib.Path, *, seconds: float, small: bool) -> bool:
             report[name] = {"failed": traceback.format_exc()}
             traceback.print_exc()
         report["seconds"] = round(time.perf_counter() - start, 1)
-        metrics.write_json(out / "gpu.json", report)
+        files.write_json(out / "gpu.json", report)
         (out / "gpu.md").write_text(_markdown(report))
     return not failed
 

@@ -31,7 +31,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from kln_jax import inference, metrics, networks, steps, training
+from kln_jax import files, inference, networks, steps, training
 from kln_jax.datasets import Dataset
 
 # Keys of a configuration that have no meaning here, and those that have no choice.
@@ -363,7 +363,7 @@ class KLNClassifier(
             classes=classes,
             **traverse_util.flatten_dict(_arrays(self.state_), sep="/"),
         )
-        metrics.write_whole(pathlib.Path(path), content.getvalue())
+        files.write_whole(pathlib.Path(path), content.getvalue())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -35,6 +35,7 @@ import jax.export
 import jax.numpy as jnp
 from jax import Array
 
+from kln_jax import files
 from kln_jax.predict import Parser
 
 if TYPE_CHECKING:
@@ -107,12 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=pathlib.Path, metavar="OUT", help="the file")
     arguments = parser.parse_args(argv)
     trained = parser.load(arguments)
-    from kln_jax import metrics  # The parser has loaded it.
-
     out = arguments.out
     try:
         exported = export(trained, platforms=arguments.platforms.split(","))
-        metrics.write_whole(out, exported.serialize())
+        files.write_whole(out, exported.serialize())
     except (ValueError, OSError) as error:
         parser.stop(error)
     height, width, channels = trained.image_shape

@@ -11,7 +11,15 @@ import numpy as np
 from jax import Array
 from ml_collections import ConfigDict
 
-from kln_jax import augment, configuration, objectives, rundir, steps, training
+from kln_jax import (
+    augment,
+    configuration,
+    files,
+    objectives,
+    rundir,
+    steps,
+    training,
+)
 from kln_jax.networks import KLN
 from kln_jax.steps import TrainState
 
@@ -71,7 +79,7 @@ def load(workdir: str | pathlib.Path, *, best: bool = False) -> Trained:
     config = rundir.read_config(directory)
     if not (directory / "data.json").exists():
         raise ValueError(f"{directory} holds no run: data.json is missing.")
-    about = rundir.read_json(directory / "data.json")
+    about = files.read_json(directory / "data.json")
     try:
         class_names = tuple(about["class_names"])
         height, width, channels = about["image_shape"]

@@ -13,6 +13,8 @@ import numpy as np
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
+from kln_jax import files
+
 Scalars = dict[str, float]
 
 
@@ -61,38 +63,6 @@ def epoch_means(metrics: Mapping[str, np.ndarray]) -> Scalars:
     return means
 
 
-def write_whole(path: pathlib.Path, content: bytes | bytearray) -> None:
-    """Writes a file, whole or not at all.
-
-    Args:
-      path: Its name.
-      content: What is to be in it.
-
-    Raises:
-      OSError: If it cannot be written; it names the file.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError as error:  # It names the other one.
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_json(path: pathlib.Path, content: Any) -> None:
-    """Writes a JSON file, whole or not at all."""
-    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def damaged(path: pathlib.Path, why: ValueError | str) -> ValueError:
-    """Returns the error to raise for a run, or a file of it, that cannot be read."""
-    return ValueError(
-        f"{path} is damaged: {why}. Restore it, or take another working directory."
-    )
-
-
 class MetricWriter:
     """Appends the metrics of each epoch to ``metrics.jsonl`` and to TensorBoard.
 
@@ -109,7 +79,7 @@ class MetricWriter:
         kept = [line for line in read_metrics(workdir) if line["epoch"] <= last_epoch]
         self.last: dict[str, Any] = kept[-1] if kept else {}
         lines = "".join(json.dumps(line) + "\n" for line in kept)
-        write_whole(self._path, lines.encode())
+        files.write_whole(self._path, lines.encode())
         self._tensorboard = SummaryWriter(
             str(workdir / "tensorboard"),
             filename_suffix=f".{last_epoch}",
@@ -161,7 +131,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in lines if line.endswith("\n")]
     except ValueError as error:
-        raise damaged(path, error) from error
+        raise files.damaged(path, error) from error
 
 
 def progress_bar(num_epochs: int, *, done: int) -> tqdm:

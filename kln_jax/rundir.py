@@ -6,12 +6,11 @@ import datetime
 import io
 import json
 import pathlib
-from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from kln_jax import datasets, metrics
+from kln_jax import datasets, files
 from kln_jax.configuration import validate
 
 # Keys that say where a run computes, not what: a run may go on with others.
@@ -103,7 +102,7 @@ def check(directory: pathlib.Path, config: ConfigDict) -> None:
                 "Choose another --workdir."
             )
         return
-    earlier = read_json(path)
+    earlier = files.read_json(path)
     present = json.loads(config.to_json())
     different = [
         f"{name} ({earlier.get(name, 'absent')} there, {present.get(name, 'absent')} "
@@ -133,9 +132,9 @@ def prepare(
       labelled: Rows of the labelled images.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    metrics.write_json(directory / "config.json", json.loads(config.to_json()))
+    files.write_json(directory / "config.json", json.loads(config.to_json()))
     about = dict(class_names=data.class_names, image_shape=data.train_images.shape[1:])
-    metrics.write_json(directory / "data.json", about)
+    files.write_json(directory / "data.json", about)
     _store_rows(directory / "labelled.npy", labelled)
 
 
@@ -158,7 +157,7 @@ def read_config(directory: pathlib.Path) -> ConfigDict:
             if seeds
             else f"{directory} holds no run: config.json is missing."
         )
-    config = ConfigDict(read_json(directory / "config.json"))
+    config = ConfigDict(files.read_json(directory / "config.json"))
     missing = next((key for key in _READ if key not in config), None)
     try:
         validate(config)
@@ -170,26 +169,6 @@ def read_config(directory: pathlib.Path) -> ConfigDict:
             f"has no {missing}."
         )
     return config
-
-
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a file of a working directory that describes the run.
-
-    Args:
-      path: The file.
-
-    Raises:
-      ValueError: If it is missing or damaged.
-    """
-    try:
-        content = json.loads(path.read_text())
-        if not isinstance(content, dict):
-            raise ValueError("it holds no JSON object")
-    except FileNotFoundError as error:
-        raise metrics.damaged(path.parent, f"it has no {path.name}") from error
-    except ValueError as error:
-        raise metrics.damaged(path, error) from error
-    return content
 
 
 def labelled_rows(
@@ -243,4 +222,4 @@ def _store_rows(path: pathlib.Path, rows: np.ndarray) -> None:
         return
     content = io.BytesIO()
     np.save(content, rows)
-    metrics.write_whole(path, content.getvalue())
+    files.write_whole(path, content.getvalue())

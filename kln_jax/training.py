@@ -17,6 +17,7 @@ from kln_jax import (
     configuration,
     datasets,
     embeddings,
+    files,
     metrics,
     networks,
     parallel,
@@ -146,14 +147,14 @@ def train_and_evaluate(
     results = {}
     if place:
         for name, failure in failures.items():
-            metrics.write_json(place / name / "diverged.json", failure)
+            files.write_json(place / name / "diverged.json", failure)
         for name, one in zip(left, ended, strict=True):
             if not one.failure:
                 result = _result(configs[name], data, one, seeds_at_once=len(left))
-                metrics.write_json(place / name / "result.json", result)
+                files.write_json(place / name / "result.json", result)
                 (place / name / "diverged.json").unlink(missing_ok=True)
         paths = {name: place / name / "result.json" for name in configs}
-        results = {name: rundir.read_json(p) for name, p in paths.items() if p.exists()}
+        results = {name: files.read_json(p) for name, p in paths.items() if p.exists()}
         if results:
             print(f"{_closing(list(results.values()))}\nEverything lies in {place}.")
     if failures:
@@ -331,7 +332,7 @@ def _warn_of_shared_images(data: datasets.Dataset) -> None:
 def _finished(place: pathlib.Path | None, names: Sequence[str]) -> dict[str, Any]:
     if place is None:
         return {}
-    results = {name: rundir.read_json(place / name / "result.json") for name in names}
+    results = {name: files.read_json(place / name / "result.json") for name in names}
     whole = "This run is" if len(names) == 1 else "These runs are"
     print(f"{whole} finished; nothing is left to do.")
     print(f"{_closing(list(results.values()))}\nEverything lies in {place}.")

@@ -54,20 +54,6 @@ def test_metric_writer_goes_on_after_the_last_epoch_that_was_saved(tmp_path):
     assert sum(event.count(b"test_error_percent") for event in events) == 4
 
 
-def test_write_json_replaces_the_whole_file(tmp_path):
-    path = tmp_path / "a.json"
-    metrics.write_json(path, {"a": list(range(100))})
-    metrics.write_json(path, {"a": (1,)})
-    assert json.loads(path.read_text()) == {"a": [1]}
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
-    path = tmp_path / "absent" / "result.json"
-    with pytest.raises(FileNotFoundError, match=rf"'{path}'$"):
-        metrics.write_json(path, {})
-
-
 @pytest.mark.parametrize("part", ["test", "validation"])
 def test_an_epoch_is_a_line_where_there_is_no_terminal(part, caplog):
     logger = logging.getLogger("kln_jax.test")

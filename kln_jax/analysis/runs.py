@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from kln_jax import metrics, rundir, training
+from kln_jax import files, metrics, rundir, training
 from kln_jax.analysis.suites import Entry, Suite
 from kln_jax.interruption import Interruption
 
@@ -167,7 +167,7 @@ def _make(
             config, str(directory), interruption=interruption
         )
     except training.DivergenceError as error:
-        metrics.write_json(failure, str(error))
+        files.write_json(failure, str(error))
         return f"{directory}: diverged, {error}"
     if not keep:
         shutil.rmtree(directory / "checkpoints", ignore_errors=True)
@@ -207,14 +207,14 @@ def read(out: pathlib.Path) -> list[Record]:
         try:
             records.append(_record(directory))
         except KeyError as error:
-            raise metrics.damaged(directory, f"it has no {error}") from error
+            raise files.damaged(directory, f"it has no {error}") from error
     if not records:
         raise ValueError(f"{out} holds no run that is finished.")
     return records
 
 
 def _record(directory: pathlib.Path) -> Record:
-    config = rundir.read_json(directory / "config.json")
+    config = files.read_json(directory / "config.json")
     name = _config_name(config["dataset"])
     base = json.loads(configuration(name, config["variant"]).to_json())
     changes = {
@@ -223,12 +223,12 @@ def _record(directory: pathlib.Path) -> Record:
         if key not in _NOT_OF_EXPERIMENT and value != base.get(key)
     }
     path = directory / "result.json"
-    result = rundir.read_json(path) if path.exists() else None  # It diverged.
+    result = files.read_json(path) if path.exists() else None  # It diverged.
     error = f"{config['evaluate_on']}_error_percent"
     lines = metrics.read_metrics(directory)
     errors = [line[error] for line in lines]
     if result is not None and not errors:
-        raise metrics.damaged(directory, "it has no metrics.jsonl")
+        raise files.damaged(directory, "it has no metrics.jsonl")
     # The times of several seeds at once are of all of them.
     is_alone = result is not None and result.get("seeds_at_once", 1) == 1
     return Record(

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from kln_jax import augment, inference, rundir
+from kln_jax import augment, files, inference
 from kln_jax.analysis import figures
 from kln_jax.datasets import Dataset
 from kln_jax.kernels import gaussian_mixture
@@ -91,7 +91,7 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
     look = Look(
         workdir=str(directory),
         config=json.loads(run.config.to_json()),
-        result=rundir.read_json(result) if result.exists() else None,
+        result=files.read_json(result) if result.exists() else None,
         metrics=read_metrics(directory),
         data=run.data,
         num_labelled=len(run.labelled),

@@ -1,0 +1,59 @@
+"""Files of a run: written whole or not at all, and named where they are damaged."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+
+def write_whole(path: pathlib.Path, content: bytes | bytearray) -> None:
+    """Writes a file, whole or not at all.
+
+    Args:
+      path: Its name.
+      content: What is to be in it.
+
+    Raises:
+      OSError: If it cannot be written; it names the file.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:  # It names the other one.
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    """Writes a JSON file, whole or not at all."""
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a JSON file that describes a run.
+
+    Args:
+      path: The file.
+
+    Raises:
+      ValueError: If it is missing or damaged.
+    """
+    try:
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError("it holds no JSON object")
+    except FileNotFoundError as error:
+        raise damaged(path.parent, f"it has no {path.name}") from error
+    except ValueError as error:
+        raise damaged(path, error) from error
+    return content
+
+
+def damaged(path: pathlib.Path, why: ValueError | str) -> ValueError:
+    """Returns the error to raise for a run, or a file of it, that cannot be read."""
+    return ValueError(
+        f"{path} is damaged: {why}. Restore it, or take another working directory."
+    )
