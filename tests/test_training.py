@@ -243,6 +243,8 @@ def test_a_signal_may_end_it_while_anything_is_compiled(tmp_path, monkeypatch):
     def watched(name, function):
         def call(*arguments):
             first_calls.setdefault(name, stop.inside)
+            if isinstance(arguments[0], jax.core.Tracer):  # Its shapes are asked for.
+                return function.__wrapped__(*arguments)
             return function(*arguments)
 
         return call
