@@ -146,10 +146,10 @@ def train_and_evaluate(
     }
     results = {}
     if place:
-        for name, failure in failures.items():
-            files.write_json(place / name / "diverged.json", failure)
         for name, one in zip(left, ended, strict=True):
-            if not one.failure:
+            if one.failure:
+                files.write_json(place / name / "diverged.json", one.failure)
+            else:
                 result = _result(configs[name], data, one, seeds_at_once=len(left))
                 files.write_json(place / name / "result.json", result)
                 (place / name / "diverged.json").unlink(missing_ok=True)

@@ -222,15 +222,25 @@ def _record(directory: pathlib.Path) -> Record:
         for key, value in config.items()
         if key not in _NOT_OF_EXPERIMENT and value != base.get(key)
     }
-    path = directory / "result.json"
-    result = files.read_json(path) if path.exists() else None  # It diverged.
-    error = f"{config['evaluate_on']}_error_percent"
     lines = metrics.read_metrics(directory)
-    errors = [line[error] for line in lines]
-    if result is not None and not errors:
-        raise files.damaged(directory, "it has no metrics.jsonl")
-    # The times of several seeds at once are of all of them.
-    is_alone = result is not None and result.get("seeds_at_once", 1) == 1
+    measured: dict[str, Any] = dict(
+        partial_data=False, error=None, late_error=None, epoch_seconds=None, device=""
+    )
+    if (directory / "result.json").exists():  # It did not diverge.
+        result = files.read_json(directory / "result.json")
+        error = f"{config['evaluate_on']}_error_percent"
+        errors = [line[error] for line in lines]
+        if not errors:
+            raise files.damaged(directory, "it has no metrics.jsonl")
+        # The times of several seeds at once are of all of them.
+        is_alone = result.get("seeds_at_once", 1) == 1
+        measured = dict(
+            partial_data=result["partial_data"],
+            error=result[error],
+            late_error=float(np.median(errors[-10:])),
+            epoch_seconds=_epoch_seconds(lines) if is_alone else None,
+            device=result["device"],
+        )
     return Record(
         directory=directory,
         config_name=name,
@@ -239,11 +249,7 @@ def _record(directory: pathlib.Path) -> Record:
         seed=config["seed"],
         epochs=config["num_epochs"],
         all_epochs=base["num_epochs"],
-        partial_data=result is not None and result["partial_data"],
-        error=None if result is None else result[error],
-        late_error=None if result is None else float(np.median(errors[-10:])),
-        epoch_seconds=_epoch_seconds(lines) if is_alone else None,
-        device="" if result is None else result["device"],
+        **measured,
     )
 
 
