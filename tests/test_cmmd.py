@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 import subprocess
 import sys
 
@@ -27,7 +28,7 @@ from kln_jax import (
     squared_distances,
     weight_matrix,
 )
-from kln_jax.cmmd import solve_both
+from kln_jax.cmmd import check_ridge, solve_both
 
 # The same examples in every run, and no clock in the verdict.
 settings.register_profile("cmmd", derandomize=True, deadline=None, max_examples=20)
@@ -1040,3 +1041,11 @@ def test_ridge_is_keyword_only():
         cmmd(*_problem(), gaussian_mixture(), linear, 0.1)
     with pytest.raises(TypeError):
         weight_matrix(np.eye(3, dtype=np.float32), 0.1)
+
+
+def test_the_ridge_that_is_suggested_is_accepted():
+    n = 2_000_000
+    with pytest.raises(ValueError, match=r"^ridge=0.1 is below") as error:
+        check_ridge(0.1, n, jnp.dtype(jnp.float32))
+    (suggested,) = re.findall(r"such as (\S+), or", str(error.value))
+    check_ridge(float(suggested), n, jnp.dtype(jnp.float32))

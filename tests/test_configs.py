@@ -326,6 +326,12 @@ def test_a_config_trains_for_two_steps(name, variant, tmp_path, caplog):
     assert f": {TRAIN} train and " in messages[1]
     assert messages[2].startswith("train class counts: ")
     assert not [text for text in messages if "also among the training images" in text]
+    parts = [text for text in messages if text.startswith("Only a part of ")]
+    assert (
+        parts
+        == [f"Only a part of {config.dataset} is here; the result says so."]
+        * (result["partial_data"])
+    )
 
 
 def test_own_images_train_in_colour_as_documented(tmp_path):

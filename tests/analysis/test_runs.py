@@ -319,12 +319,12 @@ def test_figures_are_of_the_most_complete_run_with_checkpoints(tmp_path, monkeyp
             **none,
         )
 
-    best = record("best", seed=1)
+    best = record("seed 1", seed=1)
     others = [
-        record("other", changes=(("ridge", 0.5),)),
-        record("part", partial=True),
-        record("short", epochs=3),
-        record("later", seed=2),
+        record("another method", changes=(("ridge", 0.5),)),
+        record("a part", partial=True),
+        record("a few epochs", epochs=3),
+        record("seed 2", seed=2),
     ]
     assert report._most_complete([*others, best]) == [best]
     shutil.rmtree(best.directory)
@@ -358,3 +358,13 @@ def test_a_mistake_is_one_line(arguments, message, tmp_path, monkeypatch):
     assert text.startswith("kln_jax.analysis: error: ")
     assert "\n" not in text
     assert re.search(message.format(out=tmp_path), text)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "many"])
+def test_a_number_that_counts_nothing_is_refused(value, monkeypatch, capsys):
+    arguments = ["analysis", "run", "table1", "--out=absent", f"--seeds={value}"]
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit):
+        command.main()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith(f"--seeds: '{value}' must be a whole number from 1 on")
