@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import io
 import json
-import operator
 import pathlib
 
 import numpy as np
@@ -159,14 +158,16 @@ def read_config(directory: pathlib.Path) -> ConfigDict:
             else f"{directory} holds no run: config.json is missing."
         )
     config = ConfigDict(files.read_json(directory / "config.json"))
+    missing = next((key for key in _READ if key not in config), None)
     try:
-        operator.itemgetter(*_READ)(config)
         validate(config)
     except (AttributeError, KeyError) as error:
+        missing = str(error).strip("\"'")
+    if missing:
         raise ValueError(
             f"config.json of {directory} was written by another version of kln_jax: it "
-            f"has no {str(error).strip(chr(34) + chr(39))}."
-        ) from error
+            f"has no {missing}."
+        )
     return config
 
 
