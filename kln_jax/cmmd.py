@@ -14,7 +14,8 @@ embedding operators in the reproducing-kernel Hilbert space,
 where K are Gram matrices of features, L of labels, lambda is the ridge, and
 :math:`\langle\cdot,\cdot\rangle` the sum of elementwise products (Equations 3 and 4
 of arXiv 2008.10165). It is zero for equal sets in any order, symmetric in s and t,
-and non-negative up to rounding.
+and non-negative up to rounding, which is relative to the traces and not to their
+difference.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from kln_jax.kernels import (
     as_floats,
     check_kernel,
     gaussian_mixture,
+    largest_value,
     linear,
     matmul,
     takes_any_rank,
@@ -98,7 +100,8 @@ def cmmd(
     check_kernel("label_kernel", label_kernel)
     arrays = check_sets("cmmd", kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t)
     dtype = arrays[1].dtype
-    check_ridge(ridge, max(len(arrays[0]), len(arrays[2])), dtype)
+    largest = largest_value(kernel, *arrays[::2])
+    check_ridge(ridge, max(len(arrays[0]), len(arrays[2])), dtype, largest)
     return _cmmd(
         *arrays, jnp.asarray(ridge, dtype), kernel=kernel, label_kernel=label_kernel
     )
@@ -266,7 +269,7 @@ def conditional_embedding(
       Equation 3 of arXiv 2008.10165.
     """
     x, y = check_sets("conditional_embedding", kernel, x=x, y=y)
-    check_ridge(ridge, len(x), y.dtype)
+    check_ridge(ridge, len(x), y.dtype, largest_value(kernel, x))
     return _conditional_embedding(x, y, jnp.asarray(ridge, y.dtype), kernel=kernel)
 
 
@@ -333,7 +336,7 @@ def cmmd_from_grams(
             f"(n_t, n_s); L_st (n_s, n_t), none empty, but got {_listed(shapes)}."
         )
     floats = as_floats(*arrays.values())
-    check_ridge(ridge, max(n_s, n_t), floats[0].dtype)
+    check_ridge(ridge, max(n_s, n_t), floats[0].dtype, _largest_entry(*floats[:2]))
     return _trace(*floats, jnp.asarray(ridge, floats[0].dtype))
 
 
@@ -391,7 +394,7 @@ def weight_matrix(K: ArrayLike, *, ridge: float | Array) -> Array:
     (K,) = as_floats(K)
     if K.ndim != 2 or K.shape[0] != K.shape[1] or not K.size:
         raise ValueError(f"weight_matrix takes a Gram matrix (n, n), got {K.shape}.")
-    check_ridge(ridge, len(K), K.dtype)
+    check_ridge(ridge, len(K), K.dtype, _largest_entry(K))
     return _weight_matrix(K, jnp.asarray(ridge, K.dtype))
 
 
@@ -458,8 +461,25 @@ def check_sets(function: str, kernel: Kernel, **arrays: ArrayLike) -> list[Array
     return [array for pair in zip(x, y, strict=True) for array in pair]
 
 
-def check_ridge(ridge: float | Array, n: int, dtype: jnp.dtype) -> None:
-    """Refuses a ridge with which the Cholesky factor of K~ would be noise."""
+def _largest_entry(*grams: Array) -> float:
+    """Returns the largest k(x, x) of Gram matrices; 1 if not known, under jit."""
+    if any(isinstance(K, jax.core.Tracer) for K in grams):
+        return 1.0
+    with jax.ensure_compile_time_eval():  # Inside jit, of arrays from outside it.
+        return max(float(jnp.max(jnp.diagonal(K))) for K in grams)
+
+
+def check_ridge(
+    ridge: float | Array, n: int, dtype: jnp.dtype, largest: float = 1.0
+) -> None:
+    """Refuses a ridge with which the Cholesky factor of K~ would be noise.
+
+    Args:
+      ridge: The regularisation lambda.
+      n: Number of points of a Gram matrix.
+      dtype: Type of its entries.
+      largest: The largest k(x, x), in whose units the ridge is.
+    """
     if isinstance(ridge, jax.core.Tracer):  # Its value is not known yet.
         return
     if (
@@ -469,13 +489,15 @@ def check_ridge(ridge: float | Array, n: int, dtype: jnp.dtype) -> None:
         or not 0.0 < float(ridge) < float("inf")
     ):
         raise ValueError(f"ridge={ridge!r} must be a positive, finite number.")
-    # Rounding moves the eigenvalues of a Gram matrix of n unit entries by up to this.
-    bound = n * float(jnp.finfo(dtype).eps)
-    if float(ridge) < bound:
+    # Rounding moves the eigenvalues of a Gram matrix by up to this. Features that are
+    # not finite have none, and are to give NaN.
+    bound = n * float(jnp.finfo(dtype).eps) * largest
+    if float(ridge) < bound < float("inf"):
         raise ValueError(
-            f"ridge={float(ridge):g} is below n * eps = {bound:.2g}, the rounding "
-            f"error of sums of {n} kernel values in {jnp.dtype(dtype).name}. Use a "
-            f"larger ridge, such as {max(0.1, 10 * bound):.2g}, or float64 arrays with "
+            f"ridge={float(ridge):g} is below n * eps * k(x, x) = {bound:.2g}, the "
+            f"rounding error of sums of {n} kernel values up to {largest:.3g} in "
+            f"{jnp.dtype(dtype).name}. Use a larger ridge, such as "
+            f"{max(0.1 * largest, 10 * bound):.2g}, or float64 arrays with "
             "jax_enable_x64."
         )
 

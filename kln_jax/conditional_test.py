@@ -27,6 +27,7 @@ from kln_jax.kernels import (
     check_kernel,
     check_key,
     gaussian_mixture,
+    largest_value,
     linear,
     matmul,
 )
@@ -144,7 +145,7 @@ def cmmd_test(
             "with fewer no p-value is below 0.05. Use 999."
         )
     if ridge is not None:
-        check_ridge(ridge, n_s + n_t, dtype)
+        check_ridge(ridge, n_s + n_t, dtype, largest_value(kernel, x_s, x_t))
         ridge = jnp.asarray(ridge, dtype)
     x, y = jnp.concatenate([x_s, x_t]), jnp.concatenate([y_s, y_t])
     log_odds = None

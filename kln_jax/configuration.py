@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from kln_jax import embeddings, networks, objectives, optim, parallel, steps
 from kln_jax.cmmd import check_ridge
-from kln_jax.kernels import Kernel, gaussian_mixture, linear
+from kln_jax.kernels import Kernel, gaussian_mixture, largest_value, linear
 
 # By the key kernel_on: from the network to what the kernel acts on, None for its Z.
 _EMBEDDINGS: dict[str, Callable[[networks.KLN], Any]] = {
@@ -113,8 +113,10 @@ def validate(config: ConfigDict) -> None:
             f"lr_milestones={milestones!r} must be whole epochs in ascending order, "
             "from 1 on, such as (50, 100, 130)."
         )
-    kernels(config)
-    check_ridge(config.ridge, config.batch_size, jnp.dtype(jnp.float32))
+    kernel, _ = kernels(config)
+    check_ridge(
+        config.ridge, config.batch_size, jnp.dtype(jnp.float32), largest_value(kernel)
+    )
 
 
 def check_devices(config: ConfigDict) -> None:

@@ -101,13 +101,7 @@ class ComposableKernel(abc.ABC):
           >>> flat(jnp.ones((3, 2, 2)), jnp.ones((5, 2, 2))).shape
           (3, 5)
         """
-        try:
-            hash(embedding)
-        except TypeError:
-            hashable = False
-        else:
-            hashable = callable(embedding)
-        if not hashable:
+        if not (callable(embedding) and _hashable(embedding)):
             raise ValueError(
                 f"embedding={embedding!r} must be a hashable callable, such as a "
                 "function. Wrap it in one: def h(x): return embedding(x)."
@@ -161,6 +155,14 @@ class _On(ComposableKernel):
         return self.kernel(embedded, embedded if b is a else self.embedding(b))
 
 
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
 def _number(name: str, value: float) -> float:
     """Returns a setting of a kernel as a Python float, which compares and hashes."""
     if isinstance(value, jax.core.Tracer) or np.ndim(value):
@@ -198,6 +200,11 @@ def check_kernel(name: str, kernel: Any) -> None:
             f"{name}={kernel!r} must be a function of two arrays of points, such as "
             "gaussian_mixture()."
         )
+    if not _hashable(kernel):
+        raise ValueError(
+            f"{name}={kernel!r} must be hashable, for it is compiled once. Make it a "
+            "function or a frozen dataclass."
+        )
     if kernel in (gaussian_mixture, laplacian, rational_quadratic, polynomial):
         maker = kernel.__name__
         raise ValueError(f"{name}={maker} makes a kernel: call it first, {maker}(...).")
@@ -223,13 +230,56 @@ def takes_any_rank(kernel: Kernel) -> bool:
     return False
 
 
+def largest_value(kernel: Kernel, *sets: Array) -> float:
+    """Returns the largest k(x, x) of sets of vectors, or a bound; 1 if not known.
+
+    It is not known of callables from elsewhere. Of kernels that have no bound it is
+    not on an embedding, which would be computed for this alone, nor under jit.
+    """
+    match kernel:
+        case _GaussianMixture(bandwidths, "sum"):
+            return float(len(bandwidths))
+        case _Scaled(scaled, factor):
+            return factor * largest_value(scaled, *sets)
+        case _Sum(left, right):
+            return largest_value(left, *sets) + largest_value(right, *sets)
+        case _Product(left, right):
+            return largest_value(left, *sets) * largest_value(right, *sets)
+        case _On(embedded, _):
+            return largest_value(embedded)
+        case _Polynomial(degree, offset, scale):
+            return (scale * largest_value(linear, *sets) + offset) ** degree
+        case _Linear() if sets and not any(
+            isinstance(x, jax.core.Tracer) for x in sets
+        ):
+            # Inside jit, of arrays from outside it.
+            with jax.ensure_compile_time_eval():
+                return max(float(jnp.max(jnp.sum(x * x, axis=1))) for x in sets)
+    return 1.0
+
+
+def _as_real(array: ArrayLike) -> Array:
+    try:
+        converted = jnp.asarray(array)
+    except TypeError:
+        dtype = getattr(array, "dtype", type(array).__name__)
+    else:
+        dtype = converted.dtype
+        if any(
+            jnp.issubdtype(dtype, kind)
+            for kind in (jnp.bool_, jnp.integer, jnp.floating)
+        ):
+            return converted
+    raise ValueError(f"An array of {dtype} was given, but must be of real numbers.")
+
+
 def as_floats(*arrays: ArrayLike) -> tuple[Array, ...]:
     """Returns the arrays in float32, or in float64 if one of them is.
 
     Kernel algebra needs float32 at least: with bfloat16 or TF32 features the Gram
     matrices lose positive definiteness.
     """
-    converted = [jnp.asarray(array) for array in arrays]
+    converted = [_as_real(array) for array in arrays]
     wide = any(array.dtype == jnp.float64 for array in converted)
     return tuple(
         array.astype(jnp.float64 if wide else jnp.float32) for array in converted
@@ -238,10 +288,16 @@ def as_floats(*arrays: ArrayLike) -> tuple[Array, ...]:
 
 def as_features(kernel: Kernel, *arrays: ArrayLike) -> tuple[Array, ...]:
     """Returns points as a kernel takes them: as they are if it embeds, else floats."""
+    if not takes_any_rank(kernel):
+        return as_floats(*arrays)
     converted = tuple(jnp.asarray(array) for array in arrays)
-    if takes_any_rank(kernel) and len({array.dtype for array in converted}) == 1:
-        return converted
-    return as_floats(*converted)
+    dtypes = [array.dtype.name for array in converted]
+    if len(set(dtypes)) > 1:
+        raise ValueError(
+            f"The sets of points are of {' and '.join(dtypes)}, but what an embedding "
+            "takes must be of one type: convert one of them."
+        )
+    return converted
 
 
 def matmul(a: Array, b: Array) -> Array:
@@ -290,7 +346,11 @@ def squared_distances(a: ArrayLike, b: ArrayLike) -> Array:
     a, b = a - centre, b - centre
     norms_a = jnp.sum(a * a, axis=1)[:, None]
     norms_b = jnp.sum(b * b, axis=1)[None, :]
-    return jnp.maximum(norms_a + norms_b - 2.0 * matmul(a, b.T), 0.0)
+    distances = norms_a + norms_b - 2.0 * matmul(a, b.T)
+    # Not jnp.maximum, which halves the derivatives at 0, where points coincide.
+    return jnp.where(
+        distances < 0.0, distances - lax.stop_gradient(distances), distances
+    )
 
 
 def _sum_over_features(

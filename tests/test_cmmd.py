@@ -20,11 +20,13 @@ from jax.test_util import check_grads
 from kln_jax import (
     cmmd,
     cmmd_from_grams,
+    cmmd_nystroem,
     conditional_embedding,
     delta,
     gaussian_mixture,
     laplacian,
     linear,
+    polynomial,
     squared_distances,
     weight_matrix,
 )
@@ -741,12 +743,16 @@ def test_ridge_may_be_traced():
     @jax.vmap
     def f(ridge):
         form = _through_grams(*problem, ridge=ridge)
-        return cmmd(*problem, ridge=ridge), form, weight_matrix(K, ridge=ridge)
+        unbounded = cmmd(*problem, kernel=linear, ridge=ridge)
+        values = cmmd(*problem, ridge=ridge)
+        return values, form, weight_matrix(K, ridge=ridge), unbounded
 
-    values, through_grams, H = f(ridges)
+    values, through_grams, H, unbounded = f(ridges)
     np.testing.assert_allclose(values, expected, rtol=1e-4)
     np.testing.assert_allclose(through_grams, expected, rtol=1e-4)
     np.testing.assert_allclose(H[2], reference.weight_matrix(K, 2), atol=1e-5)
+    expected = reference.cmmd(*problem, kernel=reference.linear, ridge=2.0)
+    np.testing.assert_allclose(unbounded[2], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -1043,9 +1049,65 @@ def test_ridge_is_keyword_only():
         weight_matrix(np.eye(3, dtype=np.float32), 0.1)
 
 
-def test_the_ridge_that_is_suggested_is_accepted():
+@pytest.mark.parametrize("largest", [1.0, 1e-4, 3e6])
+def test_the_ridge_that_is_suggested_is_accepted(largest):
     n = 2_000_000
-    with pytest.raises(ValueError, match=r"^ridge=0.1 is below") as error:
-        check_ridge(0.1, n, jnp.dtype(jnp.float32))
+    with pytest.raises(ValueError, match=r"^ridge=1e-05 is below") as error:
+        check_ridge(1e-5, n, jnp.dtype(jnp.float32), largest)
     (suggested,) = re.findall(r"such as (\S+), or", str(error.value))
-    check_ridge(float(suggested), n, jnp.dtype(jnp.float32))
+    check_ridge(float(suggested), n, jnp.dtype(jnp.float32), largest)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "largest"),
+    [
+        (gaussian_mixture(), 1),
+        (gaussian_mixture(reduction="sum"), 5),
+        (1e4 * laplacian(), 1e4),
+        (linear, 3e4),
+        (polynomial(2, scale=0.01), 301**2),
+        (0.1 * (linear + gaussian_mixture()), 3000.1),
+        (linear * linear, 9e8),
+        (gaussian_mixture(reduction="sum").on(jnp.sin), 5),
+        (lambda a, b: linear(a, b), 1),  # Not known.
+    ],
+)
+def test_ridge_is_in_units_of_the_kernel(kernel, largest):
+    x, y = np.full((4, 3), -10.0, np.float32), np.eye(4, dtype=np.float32)
+    x[2] = 100.0
+    bound = 4 * np.finfo(np.float32).eps * largest
+    for call in (
+        lambda ridge: cmmd(x, y, x[:3], y[:3], kernel=kernel, ridge=ridge),
+        lambda ridge: conditional_embedding(x, y, kernel=kernel, ridge=ridge),
+        lambda ridge: cmmd_nystroem(
+            x,
+            y,
+            x[:3],
+            y[:3],
+            kernel=kernel,
+            ridge=ridge,
+            num_landmarks=2,
+            key=jax.random.key(0),
+        ),
+    ):
+        with pytest.raises(ValueError, match=r"is below n \* eps"):
+            call(0.9 * bound)
+        call(1.1 * bound)
+
+
+def test_ridge_is_in_units_of_the_gram_matrices():
+    K = 1e4 * np.eye(3, dtype=np.float32)
+    for call in (
+        lambda ridge: weight_matrix(K, ridge=ridge),
+        lambda ridge: cmmd_from_grams(K / 1e4, K, K, K, K, K, ridge=ridge),
+    ):
+        with pytest.raises(ValueError, match=r"up to 1e\+04 in float32"):
+            call(1e-3)
+        assert np.isfinite(call(1e-2)).all()
+        assert np.isfinite(jax.jit(call)(1e-2)).all()
+
+
+def test_features_that_are_not_finite_are_not_blamed_on_the_ridge():
+    x, y, x_t, y_t = _problem()
+    x[0] = np.inf
+    assert np.isnan(cmmd(x, y, x_t, y_t, kernel=linear))

@@ -277,6 +277,7 @@ def test_a_constant_y_is_no_difference(constant):
         (dict(num_resamples=99.5), r"num_resamples=99\.5"),
         (dict(ridge=0.0), "ridge=0.0 must be a positive"),
         (dict(ridge=1e-7), "below n"),
+        (dict(ridge=0.01, kernel=1e6 * gaussian_mixture()), "below n"),
         (dict(log_density_ratio=lambda x: x), r"must return shape \(70,\)"),
         (dict(log_density_ratio=np.zeros(70)), "must be a function .* is ndarray"),
         (dict(kernel="rbf"), "kernel='rbf' must be a function"),

@@ -17,6 +17,7 @@ from kln_jax import configuration, training
         (dict(clip_norm=float("nan")), "clip_norm=nan must be"),
         (dict(ridge=0.0), "ridge=0.0 must be a positive"),
         (dict(ridge=1e-9), "ridge=1e-09 is below"),
+        (dict(ridge=1e-5, kernel_reduction="sum"), "ridge=1e-05 is below"),
         (dict(bandwidths=(1.0, -3.0)), r"bandwidths are \(1.0, -3.0\), but must be"),
         (dict(bandwidths=("abc",)), "bandwidths: .* is 'abc', but must be a number"),
         (

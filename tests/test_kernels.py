@@ -144,6 +144,26 @@ def test_gradient_of_distances_is_right_where_points_coincide():
     np.testing.assert_allclose(gradient, np.zeros((4, 3)), atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("function", "curvature"),
+    [
+        (squared_distances, 2.0),
+        (gaussian_mixture((2.0,)), -0.5),
+        (gaussian_mixture((1.0, 2.0), reduction="sum"), -1.5),
+        (rational_quadratic(4.0), -0.25),
+    ],
+)
+def test_second_derivatives_are_right_where_points_coincide(function, curvature):
+    def value(a, b):
+        return function(a[None, :], b[None, :])[0, 0]
+
+    (x,) = _points(0, 1, 3)
+    expected = curvature * np.eye(3)
+    np.testing.assert_allclose(jax.hessian(value)(x, x), expected, atol=1e-6)
+    mixed = jax.jacfwd(jax.grad(value), argnums=1)(x, x)
+    np.testing.assert_allclose(mixed, -expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("function", [squared_distances, linear, gaussian_mixture()])
 @pytest.mark.parametrize(
     ("shape_a", "shape_b", "shown"),
@@ -745,6 +765,7 @@ def test_median_bandwidth_needs_two_points(shape):
     [
         ("rbf", "kernel='rbf' must be a function"),
         (None, "kernel=None must be a function"),
+        (_Unhashable(), "kernel=.* must be hashable"),
         (np.eye(3), r"kernel is an array of shape \(3, 3\), .* cmmd_from_grams takes"),
         (jnp.eye(3), r"kernel is an array of shape \(3, 3\), .* cmmd_from_grams takes"),
         (gaussian_mixture, "kernel=gaussian_mixture makes a kernel: call it"),
@@ -758,6 +779,36 @@ def test_what_is_no_kernel_is_refused(kernel, message):
         cmmd(x, y, x, y, kernel=kernel)
     with pytest.raises(ValueError, match=f"label_{message}"):
         cmmd(x, y, x, y, label_kernel=kernel)
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype"),
+    [
+        (np.ones((3, 2), np.complex64), "complex64"),
+        (np.ones((3, 2), object), "object"),
+        (np.full((3, 2), "a"), "<U1"),
+        (jax.random.split(jax.random.key(0), (3, 2)), "key<fry>"),
+    ],
+)
+def test_points_that_are_no_real_numbers_are_refused(array, dtype):
+    x, y = jnp.ones((3, 2)), jnp.ones((3, 1))
+    for call in (
+        lambda: gaussian_mixture()(x, array),
+        lambda: mmd(x, array),
+        lambda: cmmd(x, y, array, y),
+        lambda: cmmd(x, array, x, array),
+    ):
+        with pytest.raises(ValueError, match=f"array of {dtype} .* real numbers"):
+            call()
+
+
+def test_sets_of_other_types_are_not_converted_for_an_embedding():
+    kernel = gaussian_mixture().on(lambda images: images.reshape(len(images), -1))
+    images, y = np.ones((3, 2, 2), np.uint8), jnp.ones((3, 1))
+    with pytest.raises(ValueError, match=r"uint8 and float32.* must be of one type"):
+        mmd(images, images.astype(np.float32), kernel=kernel)
+    with pytest.raises(ValueError, match=r"float32 and uint8.* must be of one type"):
+        cmmd(images.astype(np.float32), y, images, y, kernel=kernel)
 
 
 @pytest.mark.parametrize("bandwidths", [1.0, "13", None])
