@@ -8,6 +8,7 @@ Decoded images are cached as memory-mapped files.
 """
 
 import argparse
+import collections
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -543,11 +544,20 @@ def _read_npz(
 ) -> tuple[_Part, _Part | None, tuple[str, ...]]:
     import PIL.Image
 
+    arrays: dict[str, np.ndarray] = {}
+    key = ""
     try:
         # Opened here: np.load leaves a file open that it cannot read.
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            arrays = dict(arrays)
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
+            for key in stored.files:
+                arrays[key] = stored[key]
     except Exception as error:
+        # NumPy names an option that its caller has, but the user has not.
+        if key and "allow_pickle" in str(error):
+            raise DatasetError(
+                f"{path}: {key} is an array of Python objects, which are not read; "
+                "save it as numbers or text, with a dtype such as np.uint8 or str"
+            ) from error
         raise DatasetError(f"{path} cannot be read: {_one_line(error)}") from error
 
     def part(prefix: str) -> _Part:
@@ -581,16 +591,18 @@ def _read_npz(
             )
         except ValueError as error:
             raise DatasetError(f"{path}: an image {error}") from error
-        return resized, labels.astype(np.int64)
+        return resized, labels
 
     train = part("")
     with_test = "test_images" in arrays or "test_labels" in arrays
     test = part("test_") if with_test else None
+    found = set(train[1].tolist())
     if "class_names" in arrays:
-        class_names = tuple(str(name) for name in arrays["class_names"].ravel())
+        class_names = _class_names(path, arrays["class_names"].ravel())
     else:
-        class_names = tuple(str(c) for c in range(int(train[1].max()) + 1))
-    wrong = set(range(len(class_names))) ^ set(train[1].tolist())
+        # Not up to the largest label, which may be one of billions.
+        class_names = tuple(map(str, range(len(found))))
+    wrong = set(range(len(class_names))) ^ found
     if test is not None:
         wrong |= set(test[1].tolist()) - set(range(len(class_names)))
     if wrong or len(class_names) < 2:
@@ -603,6 +615,26 @@ def _read_npz(
     if test is not None:
         test = test[0], test[1].astype(np.int32)
     return train, test, class_names
+
+
+def _class_names(path: pathlib.Path, names: np.ndarray) -> tuple[str, ...]:
+    """Returns the names of an .npz file as text, if no two are the same."""
+    try:
+        class_names = tuple(
+            name.decode() if isinstance(name, bytes) else str(name) for name in names
+        )
+    except UnicodeDecodeError as error:
+        raise DatasetError(
+            f"{path}: class_names has bytes that are not UTF-8 ({_one_line(error)}); "
+            "save the names as text"
+        ) from error
+    for name, count in collections.Counter(class_names).items():
+        if count > 1:
+            raise DatasetError(
+                f"{path}: class_names has {name!r} {count} times; give each class a "
+                "name of its own"
+            )
+    return class_names
 
 
 def _one_line(error: BaseException) -> str:

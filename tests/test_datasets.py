@@ -751,6 +751,14 @@ def test_npz_with_its_own_test_part(root):
         assert rows[image.tobytes()] == label
 
 
+def test_npz_may_hold_names_as_bytes(root):
+    names = ["nord", "öst", "süd", "väst"]
+    encoded = np.array([name.encode() for name in names])
+    np.savez(root / "own.npz", **_arrays(), class_names=encoded)
+    data = datasets.load("own_images", data_dir=root / "own.npz")
+    assert data.class_names == tuple(names)
+
+
 @pytest.mark.parametrize("shape", [(14, 14), (40, 40, 1), (50, 50, 3)])
 def test_npz_is_resized_and_split_by_class(root, shape):
     np.savez(root / "own.npz", **_arrays(shape=shape))
@@ -763,7 +771,7 @@ def test_npz_is_resized_and_split_by_class(root, shape):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": np.arange(20) % 4 + 1}, r"labels must be 0\.\.C-1 .*: \[0\]"),
+        ({"labels": np.arange(20) % 4 + 1}, r"labels must be 0\.\.C-1 .*: \[0, 4\]"),
         ({"labels": np.arange(20) % 4 - 1}, r"labels must be 0\.\.C-1 .*-1"),
         ({"labels": np.zeros(20, int)}, "C >= 2"),
         ({"labels": np.zeros(20)}, "20 integers, not float64"),
@@ -781,7 +789,24 @@ def test_npz_is_resized_and_split_by_class(root, shape):
             },
             r"C is 4, .*: \[7\]",
         ),
-        ({"images": np.array([None] * 20)}, "cannot be read"),
+        # All numbers up to it need not be made: it could be the largest there is.
+        ({"labels": np.array([10**6, *range(19)])}, r"C is 20, .*: \[19, 1000000\]"),
+        (
+            {"labels": np.array([2**64 - 1, *range(19)], np.uint64)},
+            rf"C is 20, .*: \[19, {2**64 - 1}\]",
+        ),
+        (
+            {"class_names": ["a", "b", "a", "c"]},
+            "class_names has 'a' 2 times; give each class a name of its own",
+        ),
+        (
+            {"class_names": np.array([b"a", b"b", b"c", b"\xff"])},
+            "class_names has bytes that are not UTF-8 .*; save the names as text",
+        ),
+        (
+            {"images": np.array([None] * 20)},
+            "images is an array of Python objects, .*; save it as numbers or text",
+        ),
     ],
 )
 def test_npz_with_wrong_arrays_is_refused(root, change, message):
