@@ -87,7 +87,7 @@ NAMES = ("digits", *_KNOWN, "own_images")
 _DIGITS_TEST_IMAGES = 360
 # Image modes that Pillow turns into 8-bit grey or RGB without losing range.
 _MODES = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "CMYK", "YCbCr")
-SUFFIXES = (".png", ".jpg", ".jpeg")
+_SUFFIXES = (".png", ".jpg", ".jpeg")
 # More classes than this are summed up in one line of the summary.
 _CLASSES_LISTED = 20
 _DECODE_CHUNK = 1000
@@ -473,6 +473,30 @@ def read_image(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
         return _resized(image, shape)
 
 
+def image_files(
+    folder: pathlib.Path, pattern: str
+) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+    """Tells the images in a folder from what else is there, by their names.
+
+    Args:
+      folder: Where to look.
+      pattern: ``"*"``, or ``"**/*"`` for its subfolders too.
+
+    Returns:
+      Files that end as images do, and the rest, each sorted. Hidden files are in
+      neither, nor are those of hidden folders.
+    """
+    images: list[pathlib.Path] = []
+    others: list[pathlib.Path] = []
+    for path in sorted(folder.glob(pattern)):
+        if any(part.startswith(".") for part in path.relative_to(folder).parts):
+            continue
+        # A link that leads nowhere stays, to be reported.
+        is_image = path.suffix.lower() in _SUFFIXES and not path.is_dir()
+        (images if is_image else others).append(path)
+    return images, others
+
+
 def _read_folder(
     root: pathlib.Path, shape: tuple[int, int, int]
 ) -> tuple[_Part, _Part | None, tuple[str, ...]]:
@@ -493,25 +517,20 @@ def _read_folder(
             if folder.name not in class_names:
                 problems.append(f"{folder}: no class of this name in {root / 'train'}")
                 continue
-            used = 0
-            for path in sorted(folder.iterdir()):
-                if path.name.startswith("."):
-                    continue
-                if path.suffix.lower() not in SUFFIXES:
-                    ignored += 1
-                    continue
-                used += 1
+            paths, others = image_files(folder, "*")
+            ignored += len(others)
+            for path in paths:
                 try:
                     images.append(read_image(path, shape))
                 # What a damaged file raises depends on its format and damage.
                 except Exception as error:
                     problems.append(f"{path}: {_one_line(error)}")
                 labels.append(class_names.index(folder.name))
-            if used == 0 and part == "train":
+            if not paths and part == "train":
                 problems.append(f"{folder}: holds no .png, .jpg or .jpeg file")
         if ignored:
             _log.warning(
-                "%s: ignored %d files that are not .png, .jpg or .jpeg",
+                "%s: ignored %d files or folders that are no .png, .jpg or .jpeg files",
                 root / part,
                 ignored,
             )

@@ -2,10 +2,12 @@
 
 Each image gets a line with its class, the probability of that class and the error of
 its reconstruction, which is large for images unlike those of training. The data set
-of the run need not be there. Of a folder all .png and .jpg files are taken, those of
-its subfolders too; `-` reads paths from the standard input, one a line:
+of the run need not be there. Of a folder all .png, .jpg and .jpeg files are taken that
+are not hidden, those of its subfolders too; `-` reads paths from the standard input,
+one a line:
 
-    find photos -newer last_time | python -m kln_jax.predict --workdir=DIR --json -
+    find photos -type f -name '*.png' -newer last_time |
+        python -m kln_jax.predict --workdir=DIR --json -
 
 Images are treated as `kln_jax.datasets` treats own images: square ones of any size
 are resized, and turned grey or into colour, to what the network was trained on.
@@ -100,8 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "images",
         nargs="+",
         metavar="IMAGE",
-        help="a file; a folder, for all .png and .jpg files in it; or - for the "
-        "standard input, with a path on each line",
+        help="a file; a folder, for all .png, .jpg and .jpeg files in it; or - for "
+        "the standard input, with a path on each line",
     )
     arguments = parser.parse_args(argv)
     trained = parser.load(arguments)
@@ -158,12 +160,7 @@ def _files(
         if not path.is_dir():
             yield path
             continue
-        inside = [
-            found
-            for found in sorted(path.rglob("*"))
-            if found.suffix.lower() in datasets.SUFFIXES
-            and not found.name.startswith(".")
-        ]
+        inside, _ = datasets.image_files(path, "**/*")
         if not inside:
             report(path, "holds no .png, .jpg or .jpeg file")
         yield from inside

@@ -673,6 +673,7 @@ def test_all_unusable_files_are_listed_by_name(root, caplog):
     (train / "ant" / "text.jpg").write_text("no image")
     (train / "ant" / ".hidden.png").write_text("not looked at")
     (train / "ant" / "notes.txt").write_text("ignored with a warning")
+    (train / "ant" / "folder.png").mkdir()
     (train / "wasp").mkdir()
     _save(train / "bee" / "wide.png", np.zeros((28, 56), np.uint8))
     _save(train / "bee" / "deep.png", np.zeros((28, 28), np.uint16))
@@ -694,7 +695,22 @@ def test_all_unusable_files_are_listed_by_name(root, caplog):
         (line,) = [line for line in lines if f"{root / name}: " in line]
         assert reason in line
     assert len(lines) == 7
-    assert "ignored 1 files" in caplog.text
+    assert "ignored 2 files or folders" in caplog.text
+
+
+@pytest.mark.parametrize(("pattern", "deeper"), [("*", []), ("**/*", ["more/6.jpeg"])])
+def test_image_files_are_neither_hidden_nor_folders(tmp_path, pattern, deeper):
+    root = tmp_path / ".data"  # What is asked for may be hidden.
+    for folder in (".hidden", "folder.png", "more/.hidden"):
+        (root / folder).mkdir(parents=True)
+    visible = "1.PNG", "4.jpg", "more/6.jpeg", "notes.txt"
+    for name in (*visible, ".2.png", ".hidden/3.png", "more/.hidden/7.png"):
+        (root / name).touch()
+    (root / "5.png").symlink_to("absent")
+    images, others = datasets.image_files(root, pattern)
+    names = [str(path.relative_to(root)) for path in images]
+    assert names == ["1.PNG", "4.jpg", "5.png", *deeper]
+    assert [path.name for path in others] == ["folder.png", "more", "notes.txt"]
 
 
 @pytest.mark.parametrize(

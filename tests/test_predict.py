@@ -49,7 +49,10 @@ def folder(small, tmp_path):
     images[4].save(folder / "4.jpg", quality=100)
     images[5].save(folder / "more" / "5.png")
     (folder / ".hidden.png").write_text("")
+    (folder / ".thumbnails").mkdir()
+    images[0].save(folder / ".thumbnails" / "0.png")
     (folder / "notes.txt").write_text("")
+    (folder / "no image.png").mkdir()
     return folder
 
 
