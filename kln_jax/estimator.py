@@ -243,6 +243,8 @@ class KLNClassifier(
                 f"network={self.network!r} must be one of {sorted(networks.SIDES)}."
             )
         flat, shape = _rows(X)
+        if getattr(getattr(y, "dtype", None), "kind", "") == "T":
+            y = np.asarray(y, object)  # scikit-learn does not know StringDType.
         flat, target = validate_data(self, flat, y)
         labelled = _is_labelled(target)
         check_classification_targets(target[labelled])
@@ -480,6 +482,8 @@ class KLNClassifier(
 def _rows(X: Any) -> tuple[Any, tuple[int, int, int] | None]:
     """Returns images as rows of features, with their shape; features as they are."""
     array = X if hasattr(X, "shape") else np.asarray(X)
+    if getattr(array, "dtype", None) == jnp.bfloat16:
+        X = array = np.asarray(array, np.float32)  # scikit-learn does not know it.
     if len(array.shape) not in (3, 4):
         return X, None
     shape = tuple(array.shape)
@@ -488,14 +492,15 @@ def _rows(X: Any) -> tuple[Any, tuple[int, int, int] | None]:
 
 
 def _is_labelled(y: np.ndarray) -> np.ndarray:
-    if y.dtype.kind not in "UST":
-        return (y != -1).astype(bool)
-    if "-1" in y:
+    labels = y.tolist()
+    if None in labels:
+        raise ValueError("y has None. Images without a label have the label -1.")
+    if "-1" in labels:
         raise ValueError(
             "y is of strings, and one is '-1'. For images without a label use an array "
             "of dtype object with the number -1."
         )
-    return np.ones(len(y), bool)
+    return np.array([label != -1 for label in labels], bool)
 
 
 def _image_shape(
@@ -503,11 +508,17 @@ def _image_shape(
 ) -> tuple[int, int, int]:
     """Returns height, width and channels, from a parameter, images or features."""
     if given is not None:
-        if len(given) not in (2, 3):
+        sides = np.asarray(given)
+        if (
+            sides.shape not in ((2,), (3,))
+            or sides.dtype.kind not in "iu"
+            or sides.min() < 1
+        ):
             raise ValueError(
-                f"image_shape={given} must be height and width, or these and channels."
+                f"image_shape={given!r} must be height and width, or these and "
+                "channels, as whole numbers from 1 on, such as (28, 28)."
             )
-        height, width, channels = (*map(int, given), 1)[:3]
+        height, width, channels = (*sides.tolist(), 1)[:3]
         wanted = height, width, channels
         if shape not in (None, wanted) or math.prod(wanted) != features:
             raise ValueError(

@@ -5,6 +5,7 @@ import json
 import logging
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import sklearn.datasets
@@ -166,6 +167,7 @@ def test_a_parameter_reaches_the_configuration(seen):
         ([7, -1, 3, 7, -1, 3], ("3", "7")),
         ([0.0, -1.0, 1.0, 0.0, -1.0, 1.0], ("0.0", "1.0")),
         (np.array(["b", -1, "a", "b", -1, "a"], object), ("a", "b")),
+        (np.array(list("bababa"), np.dtypes.StringDType()), ("a", "b")),
         (["b", "b", "a", "b", "b", "a"], ("a", "b")),
     ],
 )
@@ -199,6 +201,15 @@ def test_pixels_of_uint8_stay_and_others_fill_the_range(seen):
     assert levels == [0, round(255 / 9), round(2 * 255 / 9), 255]
     _, data, _, _ = seen(np.full((4, 5), 3.5), y)
     assert not data.train_images.any()
+
+
+def test_images_may_be_of_bfloat16(seen):
+    X = np.arange(16.0).reshape(4, 2, 2)
+    y = [0, 1, 0, 1]
+    _, expected, _, _ = seen(X, y)
+    for images in (X, X.reshape(4, 4)):
+        _, data, _, _ = seen(jnp.asarray(images, jnp.bfloat16), y)
+        np.testing.assert_array_equal(data.train_images, expected.train_images)
 
 
 def test_values_outside_those_of_training_are_clipped():
@@ -242,7 +253,18 @@ def test_flattened_images_in_colour_have_their_channels_last(seen):
         (dict(), np.eye(2), np.array(["a", "-1"]), "one is '-1'.*dtype object"),
         (dict(), np.eye(3), [0.1, 0.2, 0.3], "Unknown label type: continuous"),
         (dict(image_shape=(2, 2)), np.eye(5), range(5), "has 4 values, but X has 5"),
-        (dict(image_shape=(4,)), np.eye(4), [0, 1, 0, 1], "must be height and width"),
+        (
+            dict(),
+            np.eye(2),
+            np.array(["a", "-1"], np.dtypes.StringDType()),
+            "one is '-1'.*dtype object",
+        ),
+        (dict(), np.eye(3), ["a", None, "b"], "y has None.* the label -1"),
+        (dict(), np.eye(3), [0, None, 1], "y has None.* the label -1"),
+        *(
+            (dict(image_shape=shape), np.eye(4), [0, 1, 0, 1], "must be height and w")
+            for shape in (2, (4,), (0, 0), (-2, -2), (2.0, 2.0), "22", (2, None))
+        ),
         (
             dict(image_shape=(4, 1)),
             np.ones((2, 2, 2)),
