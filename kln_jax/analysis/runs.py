@@ -6,6 +6,7 @@ import fnmatch
 import importlib
 import json
 import pathlib
+import pkgutil
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -73,12 +74,17 @@ def configuration(name: str, variant: str) -> ConfigDict:
       ValueError: If there is none.
     """
     try:
-        module = importlib.import_module(f"configs.{name}")
-    except ModuleNotFoundError as error:
+        folder = importlib.import_module("configs").__path__
+    except ModuleNotFoundError:
+        folder = []
+    # The default has every key, but is of no data set.
+    names = sorted({found.name for found in pkgutil.iter_modules(folder)} - {"default"})
+    if name not in names:
         raise ValueError(
-            f"there is no configs/{name}.py here. Start from the root of a checkout of "
-            "kln_jax, with one of its configurations."
-        ) from error
+            f"{name!r} must be one of the configurations in configs/ here, {names}. "
+            "Start from the root of a checkout of kln_jax."
+        )
+    module = importlib.import_module(f"configs.{name}")
     config: ConfigDict = module.get_config(variant)
     return config
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 
 import jax
 import pytest
@@ -339,9 +340,12 @@ def test_figures_are_of_the_most_complete_run_with_checkpoints(tmp_path, monkeyp
             ["run", "table1", "--out={out}", "--methods", "GAN"],
             r"methods \['GAN'\] must be among \['KLN', 'CGMMN-CNN', 'CGMMN-MLP', ",
         ),
-        (
-            ["run", "table1", "--out={out}", "--datasets", "imagenet"],
-            r"there is no configs/imagenet.py here",
+        *(
+            (
+                ["run", "table1", "--out={out}", "--datasets", name],
+                rf"error: '{name}' must be one of .* here, \['cifar10', 'cifar100', ",
+            )
+            for name in ("imagenet", "default", "digits.py", "")
         ),
         (
             ["run", "ablations", "--out={out}", "--datasets", "cifar10"],
@@ -358,6 +362,13 @@ def test_a_mistake_is_one_line(arguments, message, tmp_path, monkeypatch):
     assert text.startswith("kln_jax.analysis: error: ")
     assert "\n" not in text
     assert re.search(message.format(out=tmp_path), text)
+
+
+def test_configurations_are_those_of_a_checkout(monkeypatch):
+    monkeypatch.setattr("sys.path", [])
+    monkeypatch.delitem(sys.modules, "configs", raising=False)
+    with pytest.raises(ValueError, match=r"'digits' must be .* here, \[\]\. Start "):
+        runs.configuration("digits", "supervised")
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "many"])
