@@ -153,10 +153,20 @@ def latent_map(run: Run, *, num_images: int = 1000) -> Figure:
     Args:
       run: A run read back.
       num_images: How many evaluation images, at random.
+
+    Raises:
+      ValueError: If there is one image, or Z has one dimension.
     """
     images, labels = _some(run, num_images)
     z = np.asarray(embed(run, images).z)
-    points = TSNE(random_state=0).fit_transform(z)
+    if min(z.shape) < 2:
+        raise ValueError(
+            "a map takes at least two images and two dimensions of Z, not "
+            f"{len(z)} and {z.shape[1]}."
+        )
+    # At most scikit-learn's: t-SNE looks at three times as many neighbours.
+    perplexity = min(30.0, (len(z) - 1) / 3)
+    points = TSNE(perplexity=perplexity, random_state=0).fit_transform(z)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.6, 3.8), layout="constrained")
         axes = figure.subplots()

@@ -125,18 +125,23 @@ def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
             title = "\n".join(
                 [f"{config_name}: {suite.title}", ", ".join(marks)]
             ).strip()
-            draw, of_runs = _OF_A_SUITE[suite.figure]
+            draw_suite, of_runs = _OF_A_SUITE[suite.figure]
             found = {method: of_runs(group) for method, group in groups.items()}
-            yield f"{config_name}-{name}", draw(found, title)
+            yield f"{config_name}-{name}", draw_suite(found, title)
     for record in _most_complete(records):
         try:
             run = training.load_run(record.directory)
-            pictures = {kind: draw(run) for kind, draw in _OF_A_RUN.items()}
         # Its data, say, need not be on this machine: the tables do without.
         except (ValueError, OSError, CheckpointError) as error:
             logger.warning("No figures of %s: %s", record.directory, error)
             continue
-        for kind, figure in pictures.items():
+        for kind, draw in _OF_A_RUN.items():
+            try:
+                figure = draw(run)
+            # A few images, say, have no pair of one class.
+            except ValueError as error:
+                logger.warning("No %s of %s: %s", kind, record.directory, error)
+                continue
             if reduced := tables.reductions(record):
                 figure.suptitle(", ".join(reduced))
             yield f"{record.config_name}-{kind}", figure

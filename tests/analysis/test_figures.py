@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from configs import digits
-from kln_jax import optim, program, steps, training
+from kln_jax import networks, optim, program, steps, training
 from kln_jax.analysis import __main__ as command
 from kln_jax.analysis import figures
 
@@ -124,6 +124,36 @@ def test_a_map_has_each_image_in_the_colour_of_its_class(run):
     assert counts == np.bincount(labels, minlength=10).tolist()
     names = [text.get_text() for text in axes.get_legend().get_texts()]
     assert names == list("0123456789")
+
+
+@pytest.fixture
+def embedded(monkeypatch):
+    """Takes pixels of the middle for Z, as many as it is told; nothing compiles."""
+
+    def as_wide_as(latent_dim):
+        def embed(run, images):
+            z = images[:, 14, 10 : 10 + latent_dim, 0].astype(np.float32)
+            return networks.Outputs(z, reconstruction=None, logits=None)
+
+        monkeypatch.setattr(figures, "embed", embed)
+
+    return as_wide_as
+
+
+@pytest.mark.parametrize("count", [2, 30])
+def test_a_map_takes_few_images(run, embedded, count):
+    embedded(4)
+    (axes,) = figures.latent_map(run, num_images=count).axes
+    points = np.concatenate([group.get_offsets() for group in axes.collections])
+    assert points.shape == (count, 2)
+    assert np.isfinite(points).all()
+
+
+@pytest.mark.parametrize(("count", "latent_dim"), [(1, 4), (5, 1)])
+def test_a_map_of_one_image_or_dimension_is_refused(run, embedded, count, latent_dim):
+    embedded(latent_dim)
+    with pytest.raises(ValueError, match=f"of Z, not {count} and {latent_dim}"):
+        figures.latent_map(run, num_images=count)
 
 
 def test_curves_are_means_over_seeds_between_the_least_and_the_largest():

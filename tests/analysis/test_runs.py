@@ -8,6 +8,7 @@ import sys
 
 import jax
 import pytest
+from matplotlib.figure import Figure
 
 from kln_jax import loop, metrics
 from kln_jax.analysis import __main__ as command
@@ -302,6 +303,22 @@ def test_a_run_that_cannot_be_drawn_leaves_the_tables(
         written = [path.name for path in report.write(tmp_path / "out")]
     assert written == ["report.md", "report.csv", "report.tex"]
     assert re.search(r"No figures of \S+/0: .*damaged", caplog.text)
+
+
+def test_a_figure_that_cannot_be_drawn_leaves_the_others(out, monkeypatch, caplog):
+    def draws(run):
+        return Figure()
+
+    def fails(run):
+        raise ValueError("too few images")
+
+    pictures = {"first": draws, "second": fails, "third": draws}
+    monkeypatch.setattr(report, "KLN", KLN)
+    monkeypatch.setattr(report, "_OF_A_RUN", pictures)
+    with caplog.at_level("WARNING", "kln_jax"):
+        drawn = [name for name, _ in report._figures(runs.read(out))]
+    assert drawn == ["digits-first", "digits-third"]
+    assert re.search(r"No second of \S+/0: too few images", caplog.text)
 
 
 def test_figures_are_of_the_most_complete_run_with_checkpoints(tmp_path, monkeypatch):
