@@ -76,6 +76,18 @@ default_role = "py:obj"
 nitpicky = True
 nitpick_ignore_regex = [("py:class", r"(?!kln_jax).*")]  # Types of other libraries.
 
+# The reference, by headings.
+GROUPS = {
+    "Kernels and CMMD": "kernels cmmd nystroem mmd conditional_test",
+    "Data": "datasets augment embeddings",
+    "Networks and objectives": "networks layers objectives",
+    "Training": "training configuration program loop steps optim parallel",
+    "Files of a run": "rundir checkpoint metrics files interruption",
+    "Trained networks": "estimator inference predict export",
+    "Analysis": "analysis analysis.suites analysis.runs analysis.report "
+    "analysis.tables analysis.figures analysis.view",
+}
+
 
 def modules() -> list[str]:
     """Returns the names of the public modules of the package."""
@@ -165,13 +177,21 @@ def headers() -> str:
     )
 
 
-def module_table() -> str:
-    """Returns a table of all modules with the first line of what each says."""
-    lines = ["| module | |", "|:---|:---|"]
-    for name in modules():
-        page = f"api/{name.removeprefix('kln_jax.')}"
-        first = str(inspect.getdoc(importlib.import_module(name))).partition("\n")[0]
-        lines += [f"| [`{name}`]({page}.rst) | {first} |"]
+def module_tables() -> str:
+    """Returns a table of each group of modules, with the first line of each."""
+    ungrouped = set(modules())
+    lines: list[str] = []
+    for heading, names in GROUPS.items():
+        lines += [f"## {heading}", "", "| module | |", "|:---|:---|"]
+        for name in names.split():
+            module = importlib.import_module(f"kln_jax.{name}")
+            first = str(inspect.getdoc(module)).partition("\n")[0]
+            lines += [f"| [`{module.__name__}`](api/{name}.rst) | {first} |"]
+            ungrouped.remove(module.__name__)
+        pages = [f"api/{name}" for name in names.split()]
+        lines += ["", "```{toctree}", ":hidden:", "", *pages, "```", ""]
+    if ungrouped:
+        raise ValueError(f"docs/conf.py has modules that are in no group: {ungrouped}.")
     return "\n".join(lines)
 
 
@@ -180,7 +200,7 @@ def fill(app: Sphinx, page: str, source: list[str]) -> None:
     generators = {
         "configuration": {"keys": keys, "changes": changes},
         "reproduce": {"configurations": headers},
-        "api": {"modules": module_table},
+        "api": {"modules": module_tables},
     }
     for mark, generate in generators.get(page, {}).items():
         source[0] = source[0].replace(f"<!-- {mark} -->", generate())
