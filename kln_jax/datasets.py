@@ -169,7 +169,8 @@ def load(
       ``image_size``, in a fixed stratified split of 1,437 train and 360 test images.
     - ``mnist``, ``fashion_mnist``, ``svhn_cropped``, ``cifar10``, ``cifar100``:
       from tensorflow-datasets. A set that is not in ``data_dir`` is prepared
-      there, if the network and TensorFlow are there.
+      there, if the network and TensorFlow are there. Images of 28x28 get a margin
+      of two black pixels where ``image_size`` is 32.
     - ``own_images``: ``data_dir`` is a folder with train/CLASS/*.png (or .jpg,
       .jpeg) and, if there is one, test/CLASS/*; or an .npz file with ``images``
       (n, height, width) or (n, height, width, channels) uint8, ``labels`` (n,)
@@ -193,8 +194,8 @@ def load(
       test_fraction: Share held out of own images that have no test part.
       use_extra: Adds SVHN's 531,131 extra images to the training images.
       allow_partial_data: Takes a TFDS set whose sizes are not the known ones.
-      image_size: Side of digits and of own images, 28 or 32. Own images become grey
-        with 28 and RGB with 32.
+      image_size: Side of digits, of own images and of sets of 28x28, 28 or 32. Own
+        images become grey with 28 and RGB with 32.
       cache_dir: Where decoded TFDS images are kept. None means .kln_jax_cache in
         ``data_dir`` or, where that is read-only, kln_jax in the user's cache
         directory (``XDG_CACHE_HOME`` or ~/.cache).
@@ -243,6 +244,7 @@ def load(
             allow_partial_data=allow_partial_data,
             cache_dir=cache_dir,
         )
+        parts = _with_margin(parts, image_size)
 
     num_validation = round(validation_fraction * len(parts.train_labels))
     if validation_fraction > 0 and not 0 < num_validation < len(parts.train_labels):
@@ -335,6 +337,19 @@ def shared_images(images: np.ndarray, eval_images: np.ndarray) -> int:
 
     seen = set(digests(images))
     return sum(digest in seen for digest in digests(eval_images))
+
+
+def _with_margin(data: Dataset, side: int) -> Dataset:
+    """Puts images that are smaller in the middle of black ones."""
+    margin = (side - data.train_images.shape[1]) // 2
+    if margin <= 0:
+        return data
+    around = ((0, 0), (margin, margin), (margin, margin), (0, 0))
+    return dataclasses.replace(
+        data,
+        train_images=np.pad(data.train_images, around),
+        eval_images=np.pad(data.eval_images, around),
+    )
 
 
 # --- Sets in memory -----------------------------------------------------------

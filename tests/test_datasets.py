@@ -114,6 +114,18 @@ def test_tfds_set_is_read_as_written_and_cached(name, root, no_decoding):
     assert not data.train_images.flags.writeable
 
 
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_small_images_get_a_black_margin_and_large_ones_stay(name, root):
+    written = tfds_writer.write_random_set(root, name, SIZES)
+    margin = (32 - tfds_writer.SHAPES[name][0]) // 2
+    around = ((0, 0), (margin, margin), (margin, margin), (0, 0))
+    train, test = (
+        (np.pad(images, around), labels)
+        for images, labels in (written["train"], written["test"])
+    )
+    _assert_equal(_load(name, root, image_size=32), train, test)
+
+
 def test_class_names_and_shards_are_those_of_the_set(root, monkeypatch):
     monkeypatch.setattr(datasets, "_DECODE_CHUNK", 50)
     rng = np.random.default_rng(0)
