@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -19,6 +20,11 @@ T = TypeVar("T")
 # After so long without a sign of life a process counts as dead, and all end.
 _HEARTBEAT_SECONDS = 30
 _MIN_THREADS_FOR_FORCED_DEVICES = 32
+# How errors of JAX begin that a lost process causes. The others, as of memory
+# (RESOURCE_EXHAUSTED), would come again at the next start.
+_LOST = re.compile(
+    "(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|DEADLINE_EXCEEDED|CANCELLED): "
+)
 
 
 class LostProcessError(RuntimeError):
@@ -98,8 +104,9 @@ def lost_processes_said() -> Iterator[None]:
     """Turns what JAX raises when another process is gone into one clear error."""
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
+    # The second call of a compiled function, and all later ones, raise a ValueError.
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        if not _LOST.match(str(error)) or jax.process_count() == 1:
             raise
         raise LostProcessError(
             "another process has ended, or cannot be reached: start all of them again; "
@@ -282,7 +289,9 @@ def programs_forgotten() -> Iterator[None]:
     try:
         yield
     finally:
-        jax.clear_caches()
+        # Where process 0 is lost, JAX is about to abort: no time for that.
+        if not isinstance(sys.exception(), LostProcessError):
+            jax.clear_caches()
 
 
 def check_batch_size(batch_size: int) -> None:

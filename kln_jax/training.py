@@ -130,7 +130,7 @@ def train_and_evaluate(
         print(f"Working directory: {place}", flush=True)
         for name, rows in zip(left, labelled, strict=True):
             rundir.prepare(place / name, configs[name], data, rows)
-    with parallel.lost_processes_said(), parallel.programs_forgotten():
+    with parallel.programs_forgotten(), parallel.lost_processes_said():
         embedding = _embedding(config, data, labelled[0], directories[0], interruption)
         training = Training(
             [configs[name] for name in left],

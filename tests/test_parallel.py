@@ -42,6 +42,12 @@ def test_mapped_programs_can_be_forgotten():
     assert not client.live_executables()
 
 
+def test_a_lost_process_is_said_before_anything_is_forgotten(monkeypatch):
+    monkeypatch.setattr(jax, "clear_caches", lambda: pytest.fail("It takes too long."))
+    with pytest.raises(parallel.LostProcessError), parallel.programs_forgotten():
+        raise parallel.LostProcessError
+
+
 def test_replicate_puts_everything_on_every_device():
     (x,) = parallel.replicate((np.arange(3),), axis_name="i")
     assert x.sharding.is_fully_replicated
@@ -81,6 +87,33 @@ def test_describe_gives_processes_devices_and_platform():
     assert parallel.describe().startswith(
         "process 0 of 1, 8 local and 8 global devices, platform cpu"
     )
+
+
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
+@pytest.mark.parametrize(
+    ("text", "is_lost"),
+    [
+        ("UNKNOWN: Gloo AllGather failed: Connection reset by peer", True),
+        ("UNAVAILABLE: Socket closed", True),
+        ("INTERNAL: NCCL operation failed", True),
+        ("ABORTED: Aborted by another task", True),
+        ("DEADLINE_EXCEEDED: Barrier timed out", True),
+        ("CANCELLED: The task is shutting down", True),
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes", False),
+        ("INVALID_ARGUMENT: Executable expected 2 arguments", False),
+        ("ridge=0.0 must be positive, UNKNOWN: or not", False),
+    ],
+)
+def test_what_a_lost_process_causes_is_told_from_what_would_come_again(
+    text, is_lost, kind, monkeypatch
+):
+    expected = parallel.LostProcessError if is_lost else kind
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(expected, match=text), parallel.lost_processes_said():
+        raise kind(text)
+    monkeypatch.setattr(jax, "process_count", lambda: 1)
+    with pytest.raises(kind, match=text), parallel.lost_processes_said():
+        raise kind(text)
 
 
 def test_the_compilation_cache_is_set_unless_the_user_has_set_one():

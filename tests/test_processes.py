@@ -188,8 +188,9 @@ def test_a_process_that_dies_ends_the_others_and_the_job_goes_on(victim, tmp_pat
     processes[victim].kill()
     began = time.monotonic()
     status, output = end(processes[1 - victim], timeout=60)
-    assert status != 0
-    if status == 75:  # Otherwise JAX itself has ended it.
+    # JAX itself aborts the others if it is the first to notice that process 0 is gone.
+    if victim == 1 or status != -signal.SIGABRT:
+        assert status == 75, output
         assert "another process has ended, or cannot be reached" in output
     assert time.monotonic() - began < 60
     processes[victim].communicate()
