@@ -1,9 +1,9 @@
 """Trains KLN: python train.py --config=configs/digits.py [--workdir=DIR]."""
 
 import logging
-import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -53,14 +53,16 @@ def main(argv: Sequence[str]) -> None:
             training.train_and_evaluate(
                 _CONFIG.value, _WORKDIR.value, interruption=stop
             )
+        return
     except interruption.Interrupted as stopped:
         print(stopped, file=sys.stderr)
         sys.exit(interruption.EXIT_CODE)
     except parallel.LostProcessError as error:
-        print(f"train.py: error: {error}", file=sys.stderr, flush=True)
-        os._exit(interruption.EXIT_CODE)  # To leave in order would wait for the others.
+        _say(error)
+        parallel.leave(interruption.EXIT_CODE)
     except datasets.DatasetError as error:
-        sys.exit(f"train.py: error: {error}")  # A list of files keeps its lines.
+        # A list of files keeps its lines.
+        print(f"train.py: error: {error}", file=sys.stderr)
     except (
         ValueError,
         OSError,
@@ -68,7 +70,10 @@ def main(argv: Sequence[str]) -> None:
         training.DivergenceError,
     ) as error:
         absl_logging.debug("Traceback:", exc_info=True)  # With --verbosity=1.
-        _stop(error)
+        _say(error)
+    except Exception:
+        traceback.print_exc()
+    parallel.leave(1)
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
@@ -90,7 +95,12 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _stop(error: object) -> NoReturn:
-    sys.exit(f"train.py: error: {' '.join(str(error).split())}")
+    _say(error)
+    sys.exit(1)
+
+
+def _say(error: object) -> None:
+    print(f"train.py: error: {' '.join(str(error).split())}", file=sys.stderr)
 
 
 if __name__ == "__main__":

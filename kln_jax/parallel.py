@@ -8,8 +8,9 @@ import os
 import pathlib
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -20,6 +21,8 @@ T = TypeVar("T")
 # After so long without a sign of life a process counts as dead, and all end.
 _HEARTBEAT_SECONDS = 30
 _MIN_THREADS_FOR_FORCED_DEVICES = 32
+# JAX aborts the others once process 0 is gone; an error of all they say before.
+_LAST_WORDS_SECONDS = 1.0
 # How errors of JAX begin that a lost process causes. The others, as of memory
 # (RESOURCE_EXHAUSTED), would come again at the next start.
 _LOST = re.compile(
@@ -40,7 +43,8 @@ def join_processes(
 
     Without arguments it joins where the environment is that of a task of SLURM or
     Open MPI, of an indexed Kubernetes job or of a TPU machine; else it does nothing.
-    It must come before anything else of JAX.
+    It must come before anything else of JAX. If the other processes do not come within
+    five minutes, or cannot be reached, JAX aborts this one.
 
     Args:
       coordinator_address: Host and port of process 0, which every process can reach.
@@ -48,8 +52,7 @@ def join_processes(
       process_id: The number of this one.
 
     Raises:
-      ValueError: If the arguments are incomplete or wrong, or the other processes
-        cannot be reached.
+      ValueError: If the arguments are incomplete or wrong.
     """
     given = dict(
         coordinator_address=coordinator_address,
@@ -112,6 +115,25 @@ def lost_processes_said() -> Iterator[None]:
             "another process has ended, or cannot be reached: start all of them again; "
             f"they go on from the newest checkpoint ({' '.join(str(error).split())})"
         ) from error
+
+
+def leave(status: int) -> NoReturn:
+    """Ends this process after an error, which the others may not have had.
+
+    To leave in order would wait for them, and be aborted by JAX if they do not come.
+
+    Args:
+      status: The exit status.
+    """
+    if not jax.distributed.is_initialized():
+        sys.exit(status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Where there is no device, JAX cannot say which process this is.
+    with contextlib.suppress(RuntimeError):
+        if is_main():
+            time.sleep(_LAST_WORDS_SECONDS)
+    os._exit(status)
 
 
 def cluster(environment: Mapping[str, str]) -> str | None:

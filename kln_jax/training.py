@@ -101,7 +101,10 @@ def train_and_evaluate(
     place = pathlib.Path(workdir) if workdir and is_main else None
     # By the name of its directory in that place: "" is the place itself.
     configs = configuration.of_each_seed(config)
-    with interruption.may_leave(lambda: NOTHING_NEW):
+    with (
+        parallel.lost_processes_said(),
+        interruption.may_leave(lambda: NOTHING_NEW),
+    ):
         if place:
             rundir.check_place(place, config)
             for name, own in configs.items():

@@ -1,4 +1,5 @@
 import os
+import time
 
 import jax
 import jax.numpy as jnp
@@ -114,6 +115,21 @@ def test_what_a_lost_process_causes_is_told_from_what_would_come_again(
     monkeypatch.setattr(jax, "process_count", lambda: 1)
     with pytest.raises(kind, match=text), parallel.lost_processes_said():
         raise kind(text)
+
+
+def test_an_error_ends_one_of_several_processes_at_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(time, "sleep", calls.append)
+    monkeypatch.setattr(os, "_exit", calls.append)
+    with pytest.raises(SystemExit, match="1"):
+        parallel.leave(1)
+    assert not calls
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    parallel.leave(75)  # The first one lets the others have their say.
+    assert calls == [1.0, 75]
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    parallel.leave(1)
+    assert calls == [1.0, 75, 1]
 
 
 def test_the_compilation_cache_is_set_unless_the_user_has_set_one():

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import random
+import resource
 import shutil
 import signal
 import time
@@ -202,6 +203,29 @@ def test_a_process_that_dies_ends_the_others_and_the_job_goes_on(victim, tmp_pat
     for process in processes:
         status, output = end(process, timeout=60)
         assert status == 75, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before training", "while it trains"])
+def test_an_error_of_the_first_process_alone_ends_all_at_once(moment, tmp_path):
+    workdir = tmp_path / "run"
+    if moment == "before training":
+        workdir.touch()  # Only process 0 looks there.
+    options = "--config.num_epochs=400", "--config.checkpoint_every=1"
+    processes = start_several(2, *SMALL, *options, f"--workdir={workdir}")
+    if moment == "while it trains":
+        wait_for_line(processes[0], "epoch 2/400")
+        # A limit on the size of files fails a write as a full disk does.
+        limits = 20_000, resource.RLIM_INFINITY
+        resource.prlimit(processes[0].pid, resource.RLIMIT_FSIZE, limits)
+    status, output = end(processes[0], timeout=60)
+    assert status == 1, output
+    said = output.splitlines()[-1]
+    assert said.startswith("train.py: error: ")
+    assert ("is a file" in said) == (moment == "before training")
+    status, output = end(processes[1], timeout=15)
+    assert status in (75, -signal.SIGABRT), output
+    assert "another process has ended" in output or status != 75
 
 
 @pytest.mark.slow

@@ -22,8 +22,9 @@ srun --kill-on-bad-exit=1 python train.py \
   --config.checkpoint_every_steps=200 --workdir="$workdir"
 status=$?
 
-# 75: it was asked to stop and has saved, or has lost a node.
-if [ "$status" -eq 75 ]; then
+# 75: it was asked to stop and has saved, or has lost a node. Up to 20 times it goes on:
+# srun gives the highest status, so that of a task with an error, 1, is not seen.
+if [ "$status" -eq 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"
