@@ -30,7 +30,7 @@ State = TypeVar("State")
 Arrays = Mapping[str, np.ndarray]
 
 _CHECKSUMS = "checksums.json"
-# What Orbax names the tree that it is given.
+# What Orbax names a tree that is given no name.
 _ITEM = "default"
 _HISTORY = "history"
 
@@ -64,6 +64,9 @@ class Checkpoints:
       keep_last: How many of the newest to keep.
       keep_best: How many of those with the smallest error to keep beside them.
       read_only: Whether to change nothing, as another process may be writing there.
+
+    Raises:
+      CheckpointError: If the error of a checkpoint is damaged.
     """
 
     def __init__(
@@ -90,13 +93,18 @@ class Checkpoints:
             )
         if not read_only:
             directory.mkdir(parents=True, exist_ok=True)
+        knows_errors = keep_best > 0 or read_only
+        if knows_errors:
+            _check_errors(directory)
         self._manager = ocp.CheckpointManager(
             directory.resolve(),
+            # Without it Orbax takes all for damaged if the newest is empty.
+            item_names=(_ITEM,),
             options=ocp.CheckpointManagerOptions(
                 create=False,
                 cleanup_tmp_directories=not read_only,
                 preservation_policy=preservation_policy.AnyPreservationPolicy(kept),
-                best_fn=_error if keep_best or read_only else None,
+                best_fn=_error if knows_errors else None,
                 best_mode="min",
                 # Called once all is written, before the directory gets its name.
                 async_options=ocp.options.AsyncOptions(
@@ -165,7 +173,7 @@ class Checkpoints:
         try:
             self._manager.save(
                 step,
-                args=ocp.args.StandardSave(tree),
+                args=ocp.args.Composite(**{_ITEM: ocp.args.StandardSave(tree)}),
                 metrics={"error": error} if self._keep_best else None,
             )
         except Exception as failure:
@@ -250,8 +258,13 @@ class Checkpoints:
                     raise ValueError(f"{name} is missing")
                 if actual[name] != expected.get(name):
                     raise ValueError(f"{name} has another checksum")
-        tree = self._manager.restore(step, args=ocp.args.StandardRestore())
-        return {name: np.asarray(leaf) for name, leaf in _named_arrays(tree).items()}
+        if not (directory / _ITEM).exists():
+            raise ValueError(f"{_ITEM} is missing")
+        items = self._manager.restore(
+            step, args=ocp.args.Composite(**{_ITEM: ocp.args.StandardRestore()})
+        )
+        arrays = _named_arrays(items[_ITEM])
+        return {name: np.asarray(leaf) for name, leaf in arrays.items()}
 
     def _write_checksums(self) -> None:
         for item in self._directory.glob(f"*/{_ITEM}"):
@@ -313,6 +326,20 @@ def _checksums(directory: pathlib.Path) -> Iterator[tuple[str, str]]:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             yield str(path.relative_to(directory)), digest
+
+
+def _check_errors(directory: pathlib.Path) -> None:
+    """Refuses the damaged error of a checkpoint, which Orbax would not name."""
+    for path in directory.glob("*/metrics/metrics"):
+        if not path.parents[1].name.isdecimal():  # It is being written.
+            continue
+        try:
+            _error(json.loads(path.read_text()))
+        except (ValueError, TypeError, KeyError) as failure:
+            raise CheckpointError(
+                f"{path} is damaged ({_cause(failure)}). Remove it: its checkpoint "
+                "then is one without its validation error."
+            ) from failure
 
 
 def _error(metrics: Any) -> float:

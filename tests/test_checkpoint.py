@@ -150,6 +150,38 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
     assert _restore(tmp_path).step == 2
 
 
+def test_an_empty_newest_checkpoint_gives_way_to_the_one_before(tmp_path, caplog):
+    """A crash leaves one where a file system does not rename as a whole."""
+    _save(tmp_path, 1)
+    (tmp_path / "2").mkdir()
+    with caplog.at_level(logging.WARNING, "kln_jax"):
+        assert _restore(tmp_path).step == 1
+    assert f"{tmp_path / '2'} is damaged (default is missing)" in caplog.text
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.restore(_state(0.0)).step == 1
+        checkpoints.save(2, _state(2.0))
+    assert _restore(tmp_path).step == 2
+
+
+@pytest.mark.parametrize("content", ['{"err', "", "[]", "{}"])
+def test_a_damaged_error_of_a_checkpoint_is_named(content, tmp_path):
+    options = dict(keep_last=1, keep_best=1)
+    with Checkpoints(tmp_path, **options) as checkpoints:
+        checkpoints.save(1, _state(1.0), error=1.0)
+        checkpoints.save(2, _state(2.0), error=2.0)
+    path = tmp_path / "2" / "metrics" / "metrics"
+    path.write_text(content)
+    for changes in (options, dict(read_only=True)):
+        with pytest.raises(CheckpointError, match=rf"{path} is damaged .* Remove it: "):
+            Checkpoints(tmp_path, **changes)
+    path.unlink()
+    with Checkpoints(tmp_path, **options) as checkpoints:
+        assert checkpoints.restore(_state(0.0)).step == 2
+        assert checkpoints.restore(_state(0.0), best=True).step == 1
+        checkpoints.save(3, _state(3.0), error=3.0)
+    assert _steps(tmp_path) == [1, 3]
+
+
 def test_a_checkpoint_is_written_again_where_one_was_damaged(tmp_path):
     _save(tmp_path, 1, 2)
     _flip(tmp_path / "2" / "default" / "_METADATA")
