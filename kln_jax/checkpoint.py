@@ -19,6 +19,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
+from kln_jax import files
+
 logger = logging.getLogger("kln_jax")
 # Orbax logs, with a traceback, what fails in its threads. It is raised as well, and
 # said in one line.
@@ -33,6 +35,8 @@ _CHECKSUMS = "checksums.json"
 # What Orbax names a tree that is given no name.
 _ITEM = "default"
 _HISTORY = "history"
+# Where Orbax writes the error.
+_ERROR = "metrics/metrics"
 
 
 class CheckpointError(RuntimeError):
@@ -161,10 +165,10 @@ class Checkpoints:
             self._manager.delete(damaged)
         self._damaged = []
         if step in self._manager.all_steps():
-            is_complete = not self._keep_best or error is None
-            if is_complete or self._error_of(step) < float("inf"):
-                return
-            self._manager.delete(step)
+            is_new = error is not None and self._error_of(step) == float("inf")
+            if self._keep_best and is_new:
+                self._add_error(step, error)
+            return
         # A copy: on CPU these are the very arrays that the next step overwrites.
         tree = jax.tree.map(
             lambda leaf: np.array(leaf, copy=True),
@@ -245,6 +249,17 @@ class Checkpoints:
     def _error_of(self, step: int) -> float:
         found = self._manager.metrics(step)
         return _error(found) if found else float("inf")
+
+    def _add_error(self, step: int, error: float | None) -> None:
+        """Adds its error to a checkpoint, which is never away for that."""
+        self.wait()
+        path = self._directory / str(step) / _ERROR
+        try:
+            path.parent.mkdir(exist_ok=True)
+            files.write_json(path, {"error": error})
+        except OSError as failure:
+            raise self._not_written(failure) from failure
+        self._manager.reload()
 
     def _read(self, step: int) -> dict[str, np.ndarray]:
         """Reads all arrays of a checkpoint by name, once its files are checked."""
@@ -330,7 +345,7 @@ def _checksums(directory: pathlib.Path) -> Iterator[tuple[str, str]]:
 
 def _check_errors(directory: pathlib.Path) -> None:
     """Refuses the damaged error of a checkpoint, which Orbax would not name."""
-    for path in directory.glob("*/metrics/metrics"):
+    for path in directory.glob(f"*/{_ERROR}"):
         if not path.parents[1].name.isdecimal():  # It is being written.
             continue
         try:

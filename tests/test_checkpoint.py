@@ -100,16 +100,21 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert _steps(tmp_path) == [2, 6]
 
 
-def test_an_error_that_is_known_later_is_saved_with_its_state(tmp_path):
+@pytest.mark.parametrize("keep_best", [0, 1])
+def test_an_error_that_is_known_later_is_saved_with_its_state(keep_best, tmp_path):
     """A signal saves a state while its error is being measured."""
-    with Checkpoints(tmp_path, keep_last=1, keep_best=1) as checkpoints:
+    with Checkpoints(tmp_path, keep_last=1, keep_best=keep_best) as checkpoints:
         checkpoints.save(1, _state(1.0), error=10.0)
         checkpoints.save(2, _state(2.0))
+    path = tmp_path / "2" / "default" / "_METADATA"
+    before = path.stat().st_mtime_ns
     with Checkpoints(tmp_path, keep_last=1, keep_best=1) as checkpoints:
         checkpoints.save(2, _state(2.0), error=5.0)
+        checkpoints.save(2, _state(2.0), error=30.0)  # It has one.
         checkpoints.save(3, _state(3.0), error=20.0)
     assert _steps(tmp_path) == [2, 3]
     assert _restore(tmp_path, best=True).step == 2
+    assert path.stat().st_mtime_ns == before  # A crash at any moment finds it.
 
 
 def test_without_errors_there_is_no_best(tmp_path):
