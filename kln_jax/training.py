@@ -294,11 +294,14 @@ def _embedding(
     alone.update(objective="reconstruction", kernel_on="z")
     program = make_program(alone, data)
     training = Training([alone], data, [labelled], program, interruption)
-    state = _run_alone(
-        training,
-        directory / "autoencoder" if directory else None,
-        show=parallel.is_main(),
-    )
+    own = directory / "autoencoder" if directory else None
+    try:
+        state = _run_alone(training, own, show=parallel.is_main())
+    except DivergenceError as error:
+        failure = f"of the autoencoder, {error}"
+        if directory:
+            files.write_json(directory / "diverged.json", failure)
+        raise DivergenceError(failure) from error
     return steps.without_optimiser(state)
 
 

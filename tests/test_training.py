@@ -226,6 +226,15 @@ def test_a_kernel_on_an_autoencoder_trains_that_first_and_goes_on_from_there(
     assert (alone / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_diverging_autoencoder_is_the_end_of_its_run(tmp_path, monkeypatch):
+    ended = loop.Ended(None, {}, "loss is nan at step 1")
+    monkeypatch.setattr(loop.Training, "run", lambda *_, **__: [ended])
+    message = "of the autoencoder, loss is nan at step 1"
+    with pytest.raises(training.DivergenceError, match=message):
+        training.train_and_evaluate(_config("autoencoder"), str(tmp_path))
+    assert json.loads((tmp_path / "diverged.json").read_text()) == message
+
+
 def test_a_signal_may_end_it_while_anything_is_compiled(tmp_path, monkeypatch):
     first_calls = {}
 
