@@ -178,6 +178,9 @@ class Training:
 
         Returns:
           How each seed ended.
+
+        Raises:
+          ValueError: If a checkpoint holds the metrics of other steps.
         """
         config, spe = self._config, self._program.steps_per_epoch
         self._begun = time.perf_counter()
@@ -199,10 +202,12 @@ class Training:
                 made, saved = self._restore(checkpoints)
                 self._draw_rows(min(made) // spe)
                 self._states, empty = self._call([0] * len(made))  # No step.
-                histories = [
-                    history or jax.device_get(self._program.unpack(empty, i))
-                    for i, history in enumerate(saved)
-                ]
+                histories = []
+                for i, history in enumerate(saved):
+                    unpacked = jax.device_get(self._program.unpack(empty, i))
+                    if history:
+                        _check_history(history, unpacked, directories[i])
+                    histories.append(history or unpacked)
                 # Copies, to be written to.
                 histories = jax.tree.map(np.array, parallel.from_main(histories))
             writers = [
@@ -454,6 +459,31 @@ class Training:
         last = {name: history.pop(name)[-1:] for name in _DIAGNOSTICS}
         made = {name: values[healthy] for name, values in history.items()}
         return {"epoch": epoch, **metrics.epoch_means({**made, **last})}
+
+
+def _check_history(
+    history: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    directory: pathlib.Path | None,
+) -> None:
+    """Refuses the metrics of a checkpoint if they are not those of an epoch here."""
+    there, here = (
+        {name: values.shape for name, values in metrics_.items()}
+        for metrics_ in (history, expected)
+    )
+    if different := sorted(
+        name for name in there.keys() | here.keys() if there.get(name) != here.get(name)
+    ):
+        described = ", ".join(
+            f"{name}: {there.get(name, 'absent')} there, {here.get(name, 'absent')} "
+            "expected"
+            for name in different
+        )
+        raise ValueError(
+            f"The newest checkpoint of {directory} holds the metrics of other steps "
+            f"({described}). Use the data and the version of kln_jax that it is of, or "
+            "start anew in another directory."
+        )
 
 
 _compiled_seed_at = jax.jit(seed_at)

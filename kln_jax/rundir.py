@@ -6,6 +6,8 @@ import datetime
 import io
 import json
 import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -104,17 +106,58 @@ def check(directory: pathlib.Path, config: ConfigDict) -> None:
         return
     earlier = files.read_json(path)
     present = json.loads(config.to_json())
-    different = [
+    names = (earlier.keys() | present.keys()) - set(WHEREABOUTS)
+    if different := _differences(earlier, present, names):
+        raise ValueError(
+            f"{directory} holds a run of another configuration: {different}. Choose "
+            "another --workdir, or the same values."
+        )
+
+
+def check_data(directory: pathlib.Path, data: datasets.Dataset) -> None:
+    """Refuses to go on with a run on data other than it began with.
+
+    Args:
+      directory: The working directory, which need not be there.
+      data: The data set of the run.
+
+    Raises:
+      ValueError: If its data were others.
+    """
+    path = directory / "data.json"
+    if not path.exists():
+        return
+    earlier, present = files.read_json(path), _about(data)
+    # Earlier versions of kln_jax wrote less of it.
+    names = earlier.keys() & present.keys()
+    if different := _differences(earlier, present, names):
+        raise ValueError(
+            f"{directory} holds a run on other data: {different}. Choose another "
+            "--workdir, or put the same data back."
+        )
+
+
+def _about(data: datasets.Dataset) -> dict[str, Any]:
+    """Returns what ``data.json`` says of a data set."""
+    return dict(
+        class_names=list(data.class_names),
+        image_shape=list(data.train_images.shape[1:]),
+        version=data.version,
+        num_train_images=len(data.train_images),
+        num_eval_images=len(data.eval_images),
+    )
+
+
+def _differences(
+    earlier: Mapping[str, Any], present: Mapping[str, Any], names: Iterable[str]
+) -> str:
+    """Says which of some values are not what they were; "" if all are."""
+    return ", ".join(
         f"{name} ({earlier.get(name, 'absent')} there, {present.get(name, 'absent')} "
         "now)"
-        for name in sorted(earlier.keys() | present.keys())
-        if name not in WHEREABOUTS and earlier.get(name) != present.get(name)
-    ]
-    if different:
-        raise ValueError(
-            f"{directory} holds a run of another configuration: "
-            f"{', '.join(different)}. Choose another --workdir, or the same values."
-        )
+        for name in sorted(names)
+        if earlier.get(name) != present.get(name)
+    )
 
 
 def prepare(
@@ -133,8 +176,7 @@ def prepare(
     """
     directory.mkdir(parents=True, exist_ok=True)
     files.write_json(directory / "config.json", json.loads(config.to_json()))
-    about = dict(class_names=data.class_names, image_shape=data.train_images.shape[1:])
-    files.write_json(directory / "data.json", about)
+    files.write_json(directory / "data.json", _about(data))
     _store_rows(directory / "labelled.npy", labelled)
 
 

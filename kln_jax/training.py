@@ -64,7 +64,7 @@ def train_and_evaluate(
     """Trains and evaluates as a configuration says, or goes on with it.
 
     The working directory gets ``config.json``, ``data.json`` (names of the classes,
-    shape of an image), ``labelled.npy`` (rows of the labelled images),
+    shape and number of the images), ``labelled.npy`` (rows of the labelled images),
     ``metrics.jsonl`` (a line an epoch), ``tensorboard/``, ``checkpoints/`` and, at the
     end, ``result.json``. Of several processes only the first reads and writes it.
     With ``num_seeds`` above 1 it gets such a directory for each seed instead, named
@@ -122,6 +122,8 @@ def train_and_evaluate(
         labelled = []
         for name in left:
             directory = place / name if place else None
+            if directory:
+                rundir.check_data(directory, data)
             rows = rundir.labelled_rows(directory, configs[name], data.train_labels)
             labelled.append(parallel.from_main(rows))
         program = make_program(config, data, several=config.num_seeds > 1)

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from configs import digits
-from kln_jax import rundir, training
+from configs import digits, own_images
+from kln_jax import datasets, rundir, training
 from kln_jax.datasets import Dataset
 
 
@@ -27,6 +27,35 @@ def workdir(tmp_path):
 def test_a_workdir_of_another_config_is_refused(workdir):
     with pytest.raises(ValueError, match=r"ridge \(0.1 there, 0.2 now\)"):
         training.train_and_evaluate(_config(ridge=0.2), str(workdir))
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
+    path = tmp_path / "data.npz"
+    rng = np.random.default_rng(0)
+
+    def store(count):
+        images = rng.integers(0, 256, (count, 28, 28, 1)).astype(np.uint8)
+        np.savez(path, images=images, labels=np.arange(count) % 2)
+
+    config = own_images.get_config("semi")
+    config.update(data_dir=str(path), batch_size=8, num_labels=4)
+    store(40)
+    data = datasets.load("own_images", data_dir=path)
+    workdir = tmp_path / "run"
+    rundir.check_data(workdir, data)
+    rundir.prepare(workdir, config, data, np.arange(4, dtype=np.int32))
+    rundir.check_data(workdir, data)
+    before = (workdir / "data.json").read_bytes()
+    for count, named in ((40, r"version \(crc32"), (50, r"num_train_images \(")):
+        store(count)
+        with pytest.raises(ValueError, match=rf"run on other data: .*{named}"):
+            training.train_and_evaluate(config, str(workdir))
+        assert (workdir / "data.json").read_bytes() == before
+    # Earlier versions of kln_jax wrote these two alone.
+    about = json.loads(before)
+    about = {name: about[name] for name in ("class_names", "image_shape")}
+    (workdir / "data.json").write_text(json.dumps(about))
+    rundir.check_data(workdir, datasets.load("own_images", data_dir=path))
 
 
 @pytest.mark.parametrize(

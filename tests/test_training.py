@@ -6,6 +6,7 @@ import json
 import logging
 import pathlib
 import pickle
+import shutil
 import signal
 import sys
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from kln_jax import loop, metrics, steps, training
+from kln_jax.checkpoint import Checkpoints
 from kln_jax.interruption import Interrupted, Interruption
 from tests.small_run import config_of_digits as _config
 
@@ -48,7 +50,13 @@ def test_a_run_leaves_its_config_metrics_and_result(finished):
     config = json.loads((workdir / "config.json").read_text())
     assert config == json.loads(_config().to_json())
     about = json.loads((workdir / "data.json").read_text())
-    assert about == {"class_names": list("0123456789"), "image_shape": [28, 28, 1]}
+    assert about == {
+        "class_names": list("0123456789"),
+        "image_shape": [28, 28, 1],
+        "version": training.load_run(workdir).data.version,
+        "num_train_images": 1437,
+        "num_eval_images": 360,
+    }
     lines = metrics.read_metrics(workdir)
     assert [line["step"] for line in lines] == [35, 70]
     assert lines[-1].keys() >= {
@@ -131,6 +139,29 @@ def test_a_run_that_stops_inside_an_epoch_goes_on_bit_for_bit(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [str(calls)]
     again = training.train_and_evaluate(_config(), str(tmp_path))
     _assert_same_run(tmp_path, again, workdir, result)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda history: {**history, "loss": history["loss"][:-1]}, r"\(34,\) there"),
+        (lambda history: {**history, "speed": history["loss"]}, "absent expected"),
+    ],
+)
+def test_a_checkpoint_with_the_metrics_of_other_steps_is_refused(
+    change, named, finished, tmp_path
+):
+    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "result.json").unlink()
+    directory = tmp_path / "checkpoints"
+    with Checkpoints(directory) as checkpoints:
+        restored = checkpoints.restore(training.load_run(tmp_path).state)
+    shutil.rmtree(directory / "70")
+    with Checkpoints(directory) as checkpoints:
+        checkpoints.save(70, restored.state, change(restored.history))
+    message = rf"The newest checkpoint of .* of other steps \(\w+: .*{named}"
+    with pytest.raises(ValueError, match=message):
+        training.train_and_evaluate(_config(), str(tmp_path))
 
 
 def test_a_run_that_stops_while_it_evaluates_goes_on_with_that(
