@@ -22,9 +22,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.evaluate_on = "test"
     # Whether SVHN's `extra` images belong to the training set.
     config.use_extra = False
-    # Side of images in pixels: 28, or 32 for network "conv_large". Digits and own_images
-    # are resized, sets of 28x28 get a black margin, and those of 32x32 stay as they
-    # are. Own images become grey with 28 and RGB with 32.
+    # Side of images in pixels: 28, or 32 for network "conv_large". Digits and
+    # own_images are resized, sets of 28x28 get a black margin, and those of 32x32 stay
+    # as they are. Own images become grey with 28 and RGB with 32.
     config.image_size = 28
     # Part of own_images that is held out where they have no test images.
     config.test_fraction = 0.2
