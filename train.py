@@ -26,8 +26,8 @@ _WORKDIR = flags.DEFINE_string(
 _COORDINATOR = flags.DEFINE_string(
     "coordinator_address",
     None,
-    "HOST:PORT of process 0. This and the next two are for several processes that no "
-    "SLURM, Open MPI, Kubernetes or TPU pod started.",
+    "HOST:PORT of process 0. This and the next two are for several processes that do "
+    "not find each other, as those of SLURM and of a TPU slice do.",
 )
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "The number of this one.")

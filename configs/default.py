@@ -64,12 +64,13 @@ def get_config() -> ml_collections.ConfigDict:
     config.kernel_on = "z"
     # Variances of the Gaussian kernels there.
     config.bandwidths = (1.0, 3.0, 5.0, 7.0, 9.0)
-    # Their "mean" or "sum". The paper's histograms of kernel values end at 1: mean.
+    # Their "mean" or "sum", and that of those on labels. The paper's histograms of
+    # kernel values end at 1: mean.
     config.kernel_reduction = "mean"
     # Kernel on labels: "linear", or "gaussian", a mixture of these variances.
     config.label_kernel = "linear"
     config.label_bandwidths = (1.0, 3.0, 5.0, 7.0, 9.0)
-    # The paper's lambda, which it does not give. 0.1 is safe on both networks.
+    # The paper's lambda, which it does not give. With clip_norm up to 0.1 is safe.
     config.ridge = 0.1
     # Whether batch t has images of its own ("independent") or those of s ("shared").
     config.pairing = "independent"
@@ -122,8 +123,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.keep_last = 2
     config.keep_best = 0
     # What happens at a step whose loss or gradient is not finite or too large: "stop"
-    # saves the state before it and ends the run; "skip" makes no update there, but
-    # stops after so many.
+    # saves the state before it and ends the run; "skip" makes no update there, so many
+    # times at most.
     config.on_nonfinite = "stop"
     config.max_skipped_steps = 10
     # Largest loss, and norm of the gradient before clipping. The first norms on MNIST

@@ -13,6 +13,7 @@ Reproduces the paper's MNIST results, supervised and semi-supervised.
 
 For the 10 runs give each its own seed and split_seed. The validation images are
 left out of training; --config.evaluate_on=validation measures the error on them.
+A part of MNIST is taken too, with a warning, and its result says so.
 
 Departures from the paper:
 

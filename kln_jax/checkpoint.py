@@ -202,7 +202,7 @@ class Checkpoints:
           best: Whether to take the one with the smallest error.
 
         Returns:
-          The state, or None if there is no checkpoint at all.
+          The state with its step and history, or None if there is no checkpoint at all.
 
         Raises:
           CheckpointError: If there are checkpoints, but none is whole.

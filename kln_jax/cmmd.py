@@ -55,7 +55,7 @@ def cmmd(
     r"""CMMD between P(Y|X) of set s and P(Y|X) of set t.
 
     With the linear label kernel, L = Y Y^T and only C right-hand sides are solved
-    for instead of n:
+    for instead of 3n:
 
     .. math::
       A = \tilde K^{-1} Y, \qquad \mathrm{CMMD} = \langle A_s, K_s A_s\rangle
@@ -297,8 +297,8 @@ def cmmd_from_grams(
       \mathrm{tr}(H_s L_s) + \mathrm{tr}(H_t L_t)
           - 2\,\mathrm{tr}(\tilde K_s^{-1} K_{ts}^\top \tilde K_t^{-1} L_{st}^\top)
 
-    Equation 5 of the paper prints :math:`L_{ts}` in the cross term; the trace is
-    defined for :math:`L_{st}^\top`, which is meant.
+    In the cross term of Equation 5, with the factors in another order, the paper
+    prints :math:`L_{ts}`, which does not fit; :math:`L_{st}` is meant.
 
     Args:
       K_s: Gram matrix of the features of set s, shape ``(n_s, n_s)``.

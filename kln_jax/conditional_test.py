@@ -113,7 +113,8 @@ def cmmd_test(
 
     Raises:
       ValueError: If shapes do not fit, a set has fewer than two points, there are
-        too few resamples, or the ridge is not positive.
+        too few resamples, or the ridge is not positive or is too small for the
+        precision of the arrays.
 
     Examples:
       >>> import jax

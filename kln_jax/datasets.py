@@ -894,7 +894,7 @@ def _cached(reader: _Reader, split: str, places: Sequence[pathlib.Path]) -> _Par
             _log.warning("cannot cache images in %s: %s", place, _one_line(error))
     _log.warning(
         "decoded images are not cached (no space or no right to write in %s); "
-        "every start decodes them anew; set cache_dir to a writable folder",
+        "every start decodes them anew; set XDG_CACHE_HOME to a writable folder",
         " or ".join(map(str, places)),
     )
     images = np.empty(shape, np.uint8)

@@ -93,7 +93,7 @@ class KLNClassifier(
       kernel_on: What the kernel acts on: ``"z"``, which is KLN, or something that is
         not learned with it: ``"pixels"``, ``"pca"`` or ``"autoencoder"``.
       bandwidths: Variances of the Gaussian kernels there.
-      kernel_reduction: Their ``"mean"`` or ``"sum"``.
+      kernel_reduction: Their ``"mean"`` or ``"sum"``, and that of those on labels.
       label_kernel: Kernel on labels: ``"linear"`` or ``"gaussian"``.
       label_bandwidths: Variances of the latter.
       ridge: The paper's lambda.

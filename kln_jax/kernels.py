@@ -23,8 +23,8 @@ from jax.typing import ArrayLike
 class Kernel(Protocol):
     """A positive semi-definite kernel: ``(n, d), (m, d) -> (n, m)``.
 
-    Any callable of this form serves. One that is hashable and equal to another of
-    the same settings, as those of this module are, is compiled once.
+    Any hashable callable of this form serves. One that is equal to another of the
+    same settings, as those of this module are, is compiled once.
     """
 
     def __call__(self, a: Array, b: Array, /) -> Array:

@@ -38,7 +38,9 @@ _KNOBS = {
 _DIAGNOSTICS = ("pivot_smallest", "pivot_largest", "median_squared_distance")
 
 # What a stop says before anything is trained.
-NOTHING_NEW = "nothing was trained by this start; the same command goes on."
+NOTHING_NEW = (
+    "nothing was trained by this start; the same command goes on, on this workdir."
+)
 
 # A signal is answered between two calls of compiled code, so these may not be long.
 _SECONDS_A_CALL = 2.0
@@ -394,7 +396,8 @@ class Training:
 
     def _save_and_say(self) -> str:
         """Saves all seeds, and says where the run goes on from."""
-        return f"{self._save(self._going)}; the same command goes on."
+        saved = self._save(self._going)
+        return f"{saved}; the same command goes on, on this workdir."
 
     def _save(self, seeds: Mapping[int, Progress]) -> str:
         """Saves seeds, waits, and says what is saved."""

@@ -59,8 +59,8 @@ def cmmd_nystroem(
 
     Directions of the kernel below 8 eps (1e-6 in float32) of its strongest are left
     out, for they are rounding. With kernels wider than the data float32 loses some of
-    the value to that, whatever m, and the more, the smaller the ridge is: some per cent
-    with ridges below 0.01. float64 does not.
+    the value to that, whatever m, and the more, the smaller the ridge is (see
+    docs/numerics.md). float64 does not.
 
     The function is compiled, differentiable in its four arrays (for given random
     choices), and works under `jax.vmap`.

@@ -1,4 +1,4 @@
-"""Devices and processes: the only module that knows how many there are."""
+"""Devices and processes: the only module that maps a step over them."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ def join_processes(
 
     Without arguments it joins where the environment is that of a task of SLURM or
     Open MPI, of an indexed Kubernetes job or of a TPU machine; else it does nothing.
+    JAX finds the others there, under Open MPI if its launcher sets
+    ``OMPI_MCA_orte_hnp_uri`` and under Kubernetes with the package ``kubernetes``.
     It must come before anything else of JAX. If the other processes do not come within
     five minutes, or cannot be reached, JAX aborts this one.
 

@@ -45,7 +45,7 @@ class Run(NamedTuple):
       data: Its data set.
       labelled: Rows of the labelled images.
       model: Its network.
-      state: Its newest state.
+      state: Its newest state, or its best.
     """
 
     config: ConfigDict
@@ -88,6 +88,7 @@ def train_and_evaluate(
         several seeds the others are trained to their end before.
       CheckpointError: If no checkpoint can be written, or none of those read.
       Interrupted: If a signal came; the state is saved.
+      LostProcessError: If another process is gone.
     """
     configuration.validate(config)
     parallel.choose_platform(config.platform)
@@ -177,7 +178,8 @@ def train_in_memory(
     """Trains on a data set that is at hand, and writes nothing.
 
     Args:
-      config: All keys of ``configs/default.py`` but those of data and of the run.
+      config: All keys of ``configs/default.py``, of which those that say how data are
+        loaded and where it computes may be left out.
       data: The data set.
       labelled: Rows of its labelled images.
       show: Whether to show each epoch, on a bar or in the log.
@@ -190,6 +192,7 @@ def train_in_memory(
       DivergenceError: If training diverges.
     """
     configuration.validate(config)
+    parallel.choose_platform("")
     configuration.check_devices(config)
     program, interruption = make_program(config, data), Interruption()
     with parallel.programs_forgotten():

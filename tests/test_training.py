@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import logging
+import os
 import pathlib
 import pickle
 import shutil
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from kln_jax import loop, metrics, steps, training
+from kln_jax import datasets, loop, metrics, steps, training
 from kln_jax.checkpoint import Checkpoints
 from kln_jax.interruption import Interrupted, Interruption
 from tests.small_run import config_of_digits as _config
@@ -377,3 +378,12 @@ def test_reading_a_run_unpickles_nothing(finished):
 def test_a_directory_without_a_run_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"holds no run: config\.json is missing"):
         training.load_run(tmp_path)
+
+
+def test_forced_devices_have_threads_wherever_training_starts(monkeypatch):
+    monkeypatch.delenv("NPROC")
+    config = _config()
+    config.batch_size = 41
+    with pytest.raises(ValueError, match="does not divide over 8 devices"):
+        training.train_in_memory(config, datasets.load("digits"), np.arange(100))
+    assert os.environ["NPROC"] == "32"

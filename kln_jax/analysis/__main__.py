@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         help="make the runs of a table or figure, or go on with them",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"{name:16}{suite.title}" for name, suite in SUITES.items()),
+        epilog="\n".join(f"{name:20}{suite.title}" for name, suite in SUITES.items()),
     )
     command.add_argument("suite", choices=SUITES, metavar="SUITE", help="see below")
     command.add_argument(
