@@ -289,22 +289,15 @@ class Checkpoints:
 
     def _check_layout(self, step: int, like: Any, arrays: Arrays) -> None:
         """Refuses a checkpoint that is whole but not of this state's layout."""
-        expected = _named_arrays(like)
-        problems = []
-        if missing := sorted(expected.keys() - arrays.keys()):
-            problems.append(f"missing: {', '.join(missing)}")
-        if unexpected := sorted(arrays.keys() - expected.keys()):
-            problems.append(f"unexpected: {', '.join(unexpected)}")
-        for name in sorted(arrays.keys() & expected.keys()):
-            there = (arrays[name].shape, str(arrays[name].dtype))
-            here = (expected[name].shape, str(expected[name].dtype))
-            if there != here:
-                problems.append(f"{name}: {there} there, {here} expected")
-        if problems:
+        there, here = (
+            {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named.items()}
+            for named in (arrays, _named_arrays(like))
+        )
+        if different := files.differences(there, here):
             raise ValueError(
-                f"The checkpoint {self._directory / str(step)} is of another layout "
-                f"({'; '.join(problems)}). Use the version of kln_jax that wrote it, "
-                "or start anew in another directory."
+                f"The checkpoint {self._directory / str(step)} is of another layout: "
+                f"{different}. Use the version of kln_jax that wrote it, or start anew "
+                "in another directory."
             )
 
     def _not_written(self, failure: Exception) -> CheckpointError:

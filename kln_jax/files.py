@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -50,6 +51,27 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     except ValueError as error:
         raise damaged(path, error) from error
     return content
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Says which values of a run are not those that it must have here.
+
+    Args:
+      there: Values of the run, by name.
+      here: Those that it must have.
+
+    Returns:
+      What differs, with both values; "" if nothing does.
+
+    Examples:
+      >>> differences({"seed": 0, "ridge": 0.1}, {"seed": 1, "ridge": 0.1})
+      'seed (0 there, 1 here)'
+    """
+    return ", ".join(
+        f"{name} ({there.get(name, 'absent')} there, {here.get(name, 'absent')} here)"
+        for name in sorted(there.keys() | here.keys())
+        if there.get(name) != here.get(name)
+    )
 
 
 def damaged(path: pathlib.Path, why: ValueError | str) -> ValueError:

@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from kln_jax import datasets, metrics, parallel, steps
+from kln_jax import datasets, files, metrics, parallel, steps
 from kln_jax.checkpoint import Checkpoints
 from kln_jax.interruption import Interrupted, Interruption
 from kln_jax.program import Program, seed_at
@@ -474,17 +474,10 @@ def _check_history(
         {name: values.shape for name, values in metrics_.items()}
         for metrics_ in (history, expected)
     )
-    if different := sorted(
-        name for name in there.keys() | here.keys() if there.get(name) != here.get(name)
-    ):
-        described = ", ".join(
-            f"{name}: {there.get(name, 'absent')} there, {here.get(name, 'absent')} "
-            "expected"
-            for name in different
-        )
+    if different := files.differences(there, here):
         raise ValueError(
-            f"The newest checkpoint of {directory} holds the metrics of other steps "
-            f"({described}). Use the data and the version of kln_jax that it is of, or "
+            f"The newest checkpoint of {directory} holds the metrics of other steps: "
+            f"{different}. Use the data and the version of kln_jax that it is of, or "
             "start anew in another directory."
         )
 

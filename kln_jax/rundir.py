@@ -6,7 +6,6 @@ import datetime
 import io
 import json
 import pathlib
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -104,10 +103,11 @@ def check(directory: pathlib.Path, config: ConfigDict) -> None:
                 "Choose another --workdir."
             )
         return
-    earlier = files.read_json(path)
-    present = json.loads(config.to_json())
-    names = (earlier.keys() | present.keys()) - set(WHEREABOUTS)
-    if different := _differences(earlier, present, names):
+    earlier, present = (
+        {name: value for name, value in values.items() if name not in WHEREABOUTS}
+        for values in (files.read_json(path), json.loads(config.to_json()))
+    )
+    if different := files.differences(earlier, present):
         raise ValueError(
             f"{directory} holds a run of another configuration: {different}. Choose "
             "another --workdir, or the same values."
@@ -128,9 +128,10 @@ def check_data(directory: pathlib.Path, data: datasets.Dataset) -> None:
     if not path.exists():
         return
     earlier, present = files.read_json(path), _about(data)
-    # Earlier versions of kln_jax wrote less of it.
-    names = earlier.keys() & present.keys()
-    if different := _differences(earlier, present, names):
+    # Earlier versions of kln_jax wrote less of it, and later ones may write more.
+    known = earlier.keys() & present.keys()
+    earlier, present = ({k: values[k] for k in known} for values in (earlier, present))
+    if different := files.differences(earlier, present):
         raise ValueError(
             f"{directory} holds a run on other data: {different}. Choose another "
             "--workdir, or put the same data back."
@@ -145,18 +146,6 @@ def _about(data: datasets.Dataset) -> dict[str, Any]:
         version=data.version,
         num_train_images=len(data.train_images),
         num_eval_images=len(data.eval_images),
-    )
-
-
-def _differences(
-    earlier: Mapping[str, Any], present: Mapping[str, Any], names: Iterable[str]
-) -> str:
-    """Says which of some values are not what they were; "" if all are."""
-    return ", ".join(
-        f"{name} ({earlier.get(name, 'absent')} there, {present.get(name, 'absent')} "
-        "now)"
-        for name in sorted(names)
-        if earlier.get(name) != present.get(name)
     )
 
 

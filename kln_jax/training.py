@@ -55,6 +55,7 @@ class Run(NamedTuple):
     state: TrainState
 
 
+@parallel.lost_processes_said()
 def train_and_evaluate(
     config: ConfigDict,
     workdir: str | None = None,
@@ -102,10 +103,7 @@ def train_and_evaluate(
     place = pathlib.Path(workdir) if workdir and is_main else None
     # By the name of its directory in that place: "" is the place itself.
     configs = configuration.of_each_seed(config)
-    with (
-        parallel.lost_processes_said(),
-        interruption.may_leave(lambda: NOTHING_NEW),
-    ):
+    with interruption.may_leave(lambda: NOTHING_NEW):
         if place:
             rundir.check_place(place, config)
             for name, own in configs.items():
@@ -136,7 +134,7 @@ def train_and_evaluate(
         print(f"Working directory: {place}", flush=True)
         for name, rows in zip(left, labelled, strict=True):
             rundir.prepare(place / name, configs[name], data, rows)
-    with parallel.programs_forgotten(), parallel.lost_processes_said():
+    with parallel.programs_forgotten():
         embedding = _embedding(config, data, labelled[0], directories[0], interruption)
         training = Training(
             [configs[name] for name in left],

@@ -233,9 +233,10 @@ def test_another_layout_is_named_field_by_field(tmp_path):
     with pytest.raises(ValueError, match="is of another layout") as caught:
         _restore(tmp_path, like)
     for text in (
-        "missing: count, params.b",
-        "unexpected: step",
-        "params.w: ((3, 4), 'float32') there, ((3, 5), 'float32') expected",
+        "count (absent there, float32[] here)",
+        "params.b (absent there, float32[2] here)",
+        "params.w (float32[3, 4] there, float32[3, 5] here)",
+        "step (int32[] there, absent here)",
     ):
         assert text in str(caught.value)
 

@@ -15,6 +15,16 @@ def test_write_json_replaces_the_whole_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_differences_are_named_with_both_values_in_order():
+    there = {"c": 1, "b": (2,), "a": 3, "same": 4}
+    here = {"d": 5, "b": (6,), "a": 3.5, "same": 4}
+    assert files.differences(there, here) == (
+        "a (3 there, 3.5 here), b ((2,) there, (6,) here), c (1 there, absent here), "
+        "d (absent there, 5 here)"
+    )
+    assert files.differences(there, dict(there)) == ""
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     path = tmp_path / "absent" / "result.json"
     with pytest.raises(FileNotFoundError, match=rf"'{path}'$"):

@@ -25,7 +25,7 @@ def workdir(tmp_path):
 
 
 def test_a_workdir_of_another_config_is_refused(workdir):
-    with pytest.raises(ValueError, match=r"ridge \(0.1 there, 0.2 now\)"):
+    with pytest.raises(ValueError, match=r"ridge \(0.1 there, 0.2 here\)"):
         training.train_and_evaluate(_config(ridge=0.2), str(workdir))
 
 
