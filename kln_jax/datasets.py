@@ -244,7 +244,12 @@ def load(
             allow_partial_data=allow_partial_data,
             cache_dir=cache_dir,
         )
-        parts = _with_margin(parts, image_size)
+        width = margin(name, image_size)
+        parts = dataclasses.replace(
+            parts,
+            train_images=_with_margin(parts.train_images, width),
+            eval_images=_with_margin(parts.eval_images, width),
+        )
 
     num_validation = round(validation_fraction * len(parts.train_labels))
     if validation_fraction > 0 and not 0 < num_validation < len(parts.train_labels):
@@ -339,16 +344,27 @@ def shared_images(images: np.ndarray, eval_images: np.ndarray) -> int:
     return sum(digest in seen for digest in digests(eval_images))
 
 
-def _with_margin(data: Dataset, side: int) -> Dataset:
-    """Puts images that are smaller in the middle of black ones."""
-    margin = (side - data.train_images.shape[1]) // 2
-    if margin <= 0:
-        return data
-    around = ((0, 0), (margin, margin), (margin, margin), (0, 0))
-    return dataclasses.replace(
-        data,
-        train_images=np.pad(data.train_images, around),
-        eval_images=np.pad(data.eval_images, around),
+def margin(name: str, side: int) -> int:
+    """Returns how many black pixels a set's images get on each side.
+
+    Args:
+      name: One of `NAMES`.
+      side: Side that they are to have; larger images stay as they are.
+
+    Examples:
+      >>> margin("mnist", 32), margin("cifar10", 28), margin("own_images", 32)
+      (2, 0, 0)
+    """
+    # What is in no known size is resized.
+    return max(0, side - _KNOWN[name].image_shape[0]) // 2 if name in _KNOWN else 0
+
+
+def _with_margin(images: np.ndarray, width: int) -> np.ndarray:
+    """Puts images (..., height, width, channels) in the middle of black ones."""
+    if not width:  # TFDS's are on disk, and need not be read.
+        return images
+    return np.pad(
+        images, [(0, 0)] * (images.ndim - 3) + [(width, width)] * 2 + [(0, 0)]
     )
 
 
@@ -384,7 +400,7 @@ def _load_digits(side: int) -> Dataset:
     images, labels = images[order], labels[order].astype(np.int32)
     return Dataset(
         name="digits",
-        version=f"scikit-learn {package.version}",
+        version=_version_of(images, labels),
         train_images=images[:-_DIGITS_TEST_IMAGES],
         train_labels=labels[:-_DIGITS_TEST_IMAGES],
         eval_images=images[-_DIGITS_TEST_IMAGES:],
@@ -425,18 +441,23 @@ def _load_own_images(
             )
         test = images[-num_test:], labels[-num_test:]
         images, labels = images[:-num_test], labels[:-num_test]
-    checksum = 0
-    for array in (images, labels, *test):
-        checksum = zlib.crc32(array.data, checksum)
     return Dataset(
         name="own_images",
-        version=f"crc32 {checksum:08x}",
+        version=_version_of(images, labels, *test),
         train_images=images,
         train_labels=labels,
         eval_images=test[0],
         eval_labels=test[1],
         class_names=class_names,
     )
+
+
+def _version_of(*arrays: np.ndarray) -> str:
+    """Returns a version for data that have none: equal for equal data."""
+    checksum = 0
+    for array in arrays:
+        checksum = zlib.crc32(array.data, checksum)
+    return f"crc32 {checksum:08x}"
 
 
 _Part = tuple[np.ndarray, np.ndarray]
@@ -467,12 +488,15 @@ def _resized(image: Any, shape: tuple[int, int, int]) -> np.ndarray:
     return np.asarray(image).reshape(shape)
 
 
-def read_image(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
+def read_image(
+    path: pathlib.Path, shape: tuple[int, int, int], *, margin: int = 0
+) -> np.ndarray:
     """Reads an image as those of own data sets are.
 
     Args:
       path: A file that Pillow can read.
       shape: Height, width and channels, ``(side, side, 1)`` or ``(side, side, 3)``.
+      margin: Black pixels on each side of it, among those of the shape.
 
     Returns:
       The image of that shape, uint8.
@@ -485,7 +509,8 @@ def read_image(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
     import PIL.Image
 
     with PIL.Image.open(path) as image:
-        return _resized(image, shape)
+        inner = (shape[0] - 2 * margin, shape[1] - 2 * margin, shape[2])
+        return _with_margin(_resized(image, inner), margin)
 
 
 def image_files(

@@ -10,7 +10,8 @@ one a line:
         python -m kln_jax.predict --workdir=DIR --json -
 
 Images are treated as `kln_jax.datasets` treats own images: square ones of any size
-are resized, and turned grey or into colour, to what the network was trained on.
+are resized, turned grey or into colour, and given a margin, to what the network was
+trained on.
 A file that cannot be used gets a line on the standard error; the others are
 classified all the same, and the exit status is 1.
 """
@@ -174,11 +175,14 @@ def _classified(
     """Yields what is printed of each image that can be used."""
     from kln_jax import datasets, inference
 
+    margin = datasets.margin(trained.config.dataset, trained.image_shape[0])
     while chunk := list(itertools.islice(paths, _CHUNK)):
         images, usable = [], []
         for path in chunk:
             try:
-                images.append(datasets.read_image(path, trained.image_shape))
+                images.append(
+                    datasets.read_image(path, trained.image_shape, margin=margin)
+                )
             # What a damaged file raises depends on its format and damage.
             except Exception as error:
                 report(path, getattr(error, "strerror", None) or error)

@@ -94,6 +94,9 @@ def test_digits_are_scikit_learns_in_a_fixed_stratified_split():
     )
     again = datasets.load("digits")
     np.testing.assert_array_equal(again.eval_images, data.eval_images)
+    # That of the data: a run goes on with another scikit-learn.
+    assert again.version == data.version != larger.version
+    assert data.version.startswith("crc32 ")
 
 
 # --- TFDS ---------------------------------------------------------------------
@@ -659,13 +662,16 @@ def test_folder_is_resized_and_split_by_class(root, image_size, channels):
     np.testing.assert_array_equal(np.bincount(held_out.eval_labels), [5, 5])
 
 
+@pytest.mark.parametrize("margin", [0, 2])
 @pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 1), (28, 28, 3)])
-def test_an_image_is_read_in_the_shape_of_the_network(tmp_path, shape):
+def test_an_image_is_read_in_the_shape_of_the_network(tmp_path, shape, margin):
     path = tmp_path / "image.png"
     PIL.Image.new("RGB", (40, 40), (100, 100, 100)).save(path)
-    image = datasets.read_image(path, shape)
+    image = datasets.read_image(path, shape, margin=margin)
     assert image.shape == shape
-    assert (image == 100).all()
+    inside = image[margin : shape[0] - margin, margin : shape[1] - margin]
+    assert (inside == 100).all()
+    assert image.sum(dtype=int) == inside.sum(dtype=int)
 
 
 def test_folders_own_test_part_is_used(root):

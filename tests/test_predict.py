@@ -13,7 +13,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from kln_jax import inference, predict
+from configs import mnist
+from kln_jax import configuration, inference, predict, steps
+from kln_jax.checkpoint import Checkpoints
 from tests import small_run
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -104,6 +106,41 @@ def test_the_table_is_aligned(small, expected, folder, capsys):
         probability, error = map(float, line[len(names[i]) : column].split())
         assert probability == pytest.approx(p[i].max(), abs=2e-4)
         assert error == pytest.approx(errors[i], abs=0.01)
+
+
+def test_an_image_gets_the_margin_of_the_data_set(tmp_path, capsys):
+    config = mnist.get_config()
+    config.update(network="conv_large", image_size=32, width=0.01, latent_dim=2)
+    image_shape = 32, 32, 1
+    model = configuration.model(config, image_shape=image_shape, num_classes=2)
+    optimizer = configuration.optimizer(config, steps_per_epoch=1)
+    state = steps.init_state(
+        model,
+        optimizer,
+        jax.random.key(0),
+        mean=np.zeros(1),
+        std=np.ones(1),
+        image_shape=image_shape,
+    )
+    (tmp_path / "config.json").write_text(config.to_json())
+    about = {"class_names": ["0", "1"], "image_shape": image_shape}
+    (tmp_path / "data.json").write_text(json.dumps(about))
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(1, state)
+    image = np.random.default_rng(0).integers(0, 256, (28, 28), np.uint8)
+    PIL.Image.fromarray(image).save(tmp_path / "image.png")
+    arguments = [f"--workdir={tmp_path}", "--json", str(tmp_path / "image.png")]
+    assert predict.main(arguments) == 0
+    row = json.loads(capsys.readouterr().out)
+    said = inference.predict_in_batches(
+        model,
+        state,
+        np.pad(image, 2)[None, :, :, None],
+        reconstruction_reduction="sum",
+    )
+    assert row["reconstruction_error"] == pytest.approx(
+        said.reconstruction_error[0], rel=1e-5
+    )
 
 
 def test_paths_come_from_the_standard_input(
