@@ -14,7 +14,7 @@ import PIL.Image
 import pytest
 
 from configs import mnist
-from kln_jax import configuration, inference, predict, steps
+from kln_jax import datasets, inference, predict, program
 from kln_jax.checkpoint import Checkpoints
 from tests import small_run
 
@@ -111,19 +111,12 @@ def test_the_table_is_aligned(small, expected, folder, capsys):
 def test_an_image_gets_the_margin_of_the_data_set(tmp_path, capsys):
     config = mnist.get_config()
     config.update(network="conv_large", image_size=32, width=0.01, latent_dim=2)
-    image_shape = 32, 32, 1
-    model = configuration.model(config, image_shape=image_shape, num_classes=2)
-    optimizer = configuration.optimizer(config, steps_per_epoch=1)
-    state = steps.init_state(
-        model,
-        optimizer,
-        jax.random.key(0),
-        mean=np.zeros(1),
-        std=np.ones(1),
-        image_shape=image_shape,
-    )
+    some = np.zeros((100, 32, 32, 1), np.uint8), np.arange(100) % 2
+    data = datasets.Dataset("mnist", "", *some, *some, ("0", "1"))
+    model = program.make_model(config, data)
+    state = program.make_program(config, data).init(jax.random.key(0))
     (tmp_path / "config.json").write_text(config.to_json())
-    about = {"class_names": ["0", "1"], "image_shape": image_shape}
+    about = {"class_names": data.class_names, "image_shape": (32, 32, 1)}
     (tmp_path / "data.json").write_text(json.dumps(about))
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, state)
