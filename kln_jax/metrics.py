@@ -127,11 +127,16 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
       ValueError: If another line is damaged.
     """
     path = workdir / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    if not path.exists():
+        return []
     try:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        lines = path.read_text().splitlines(keepends=True)
+        epochs = [json.loads(line) for line in lines if line.endswith("\n")]
+        if not all(isinstance(epoch, dict) for epoch in epochs):
+            raise ValueError("a line holds no JSON object")
     except ValueError as error:
         raise files.damaged(path, error) from error
+    return epochs
 
 
 def progress_bar(num_epochs: int, *, done: int) -> tqdm:

@@ -103,8 +103,11 @@ def check(directory: pathlib.Path, config: ConfigDict) -> None:
                 "Choose another --workdir."
             )
         return
+    skipped = {*WHEREABOUTS}
+    if config.allow_partial_data:  # What it allows, it need not find.
+        skipped.add("allow_partial_data")
     earlier, present = (
-        {name: value for name, value in values.items() if name not in WHEREABOUTS}
+        {name: value for name, value in values.items() if name not in skipped}
         for values in (files.read_json(path), json.loads(config.to_json()))
     )
     if different := files.differences(earlier, present):
@@ -112,6 +115,17 @@ def check(directory: pathlib.Path, config: ConfigDict) -> None:
             f"{directory} holds a run of another configuration: {different}. Choose "
             "another --workdir, or the same values."
         )
+
+
+def reads_elsewhere(directory: pathlib.Path, config: ConfigDict) -> bool:
+    """Says whether a run had its data from another place than it is to have now.
+
+    Args:
+      directory: Its working directory, which need not be there.
+      config: Its configuration now.
+    """
+    path = directory / "config.json"
+    return path.exists() and files.read_json(path).get("data_dir") != config.data_dir
 
 
 def check_data(directory: pathlib.Path, data: datasets.Dataset) -> None:
@@ -144,6 +158,7 @@ def _about(data: datasets.Dataset) -> dict[str, Any]:
         class_names=list(data.class_names),
         image_shape=list(data.train_images.shape[1:]),
         version=data.version,
+        partial=data.partial,
         num_train_images=len(data.train_images),
         num_eval_images=len(data.eval_images),
     )

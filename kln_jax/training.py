@@ -111,18 +111,24 @@ def train_and_evaluate(
         finished = [
             bool(place and (place / name / "result.json").exists()) for name in configs
         ]
-        finished = parallel.from_main(np.asarray(finished)).tolist()
-        if all(finished):
+        moved = place is not None and any(
+            rundir.reads_elsewhere(place / name, config) for name in configs
+        )
+        *finished, moved = parallel.from_main(np.asarray([*finished, moved])).tolist()
+        if all(finished) and not moved:  # It may be that the data are no longer there.
             return _finished(place, list(configs))
-        left = [name for name, done in zip(configs, finished, strict=True) if not done]
         with parallel.main_first():  # It prepares and caches what the others read.
             data = _load(config)
+        if place:
+            for name in configs:
+                rundir.check_data(place / name, data)
+        if all(finished):
+            return _finished(place, list(configs))
         _warn_of_shared_images(data)
+        left = [name for name, done in zip(configs, finished, strict=True) if not done]
         labelled = []
         for name in left:
             directory = place / name if place else None
-            if directory:
-                rundir.check_data(directory, data)
             rows = rundir.labelled_rows(directory, configs[name], data.train_labels)
             labelled.append(parallel.from_main(rows))
         program = make_program(config, data, several=config.num_seeds > 1)

@@ -29,6 +29,42 @@ def test_a_workdir_of_another_config_is_refused(workdir):
         training.train_and_evaluate(_config(ridge=0.2), str(workdir))
 
 
+def test_what_a_run_was_not_allowed_it_may_be_but_not_the_reverse(workdir):
+    rundir.check(workdir, _config(allow_partial_data=True))
+    allowed = json.loads((workdir / "config.json").read_text())
+    allowed["allow_partial_data"] = True
+    (workdir / "config.json").write_text(json.dumps(allowed))
+    with pytest.raises(ValueError, match=r"allow_partial_data \(True there, False he"):
+        rundir.check(workdir, _config())
+
+
+def test_a_finished_run_is_not_that_of_other_data(tmp_path, capsys):
+    config = own_images.get_config()
+    config.update(batch_size=8)
+    workdir = tmp_path / "run"
+    for i, name in enumerate(("cats", "planes")):
+        config.data_dir = str(tmp_path / f"{name}.npz")
+        images = np.full((40, 28, 28), i, np.uint8)
+        np.savez(config.data_dir, images=images, labels=np.arange(40) % 2)
+        if name == "cats":
+            data = datasets.load("own_images", data_dir=config.data_dir)
+            rundir.prepare(workdir, config, data, np.arange(32, dtype=np.int32))
+            result = {"test_error_percent": 1.0, "num_test_images": 8, "epochs": 1}
+            result |= {"wall_seconds": 1.0}
+            (workdir / "result.json").write_text(json.dumps(result))
+    with pytest.raises(ValueError, match=r"a run on other data: version \(crc32"):
+        training.train_and_evaluate(config, str(workdir))
+    config.data_dir = str(tmp_path / "absent.npz")
+    with pytest.raises(ValueError, match=r"absent\.npz is neither a folder"):
+        training.train_and_evaluate(config, str(workdir))
+    # The same images in another place, and none in that which they had.
+    (tmp_path / "cats.npz").rename(tmp_path / "moved.npz")
+    for name in ("moved", "cats"):
+        config.data_dir = str(tmp_path / f"{name}.npz")
+        training.train_and_evaluate(config, str(workdir))
+        assert "This run is finished" in capsys.readouterr().out
+
+
 def test_a_run_does_not_go_on_with_other_data(tmp_path):
     path = tmp_path / "data.npz"
     rng = np.random.default_rng(0)

@@ -70,7 +70,7 @@ def overview(run: Run, *, num_images: int = 300) -> Figure:
         axes["z"].set_title("kernel on Z, learned")
         axes["z"].legend(frameon=False, loc="upper center")
         reconstructions(axes["images"], images, outputs.reconstruction, labels)
-        axes["images"].set_title("test images, and from Z")
+        axes["images"].set_title(f"{run.data.evaluate_on} images, and from Z")
     return figure
 
 
@@ -132,7 +132,7 @@ def heatmaps(run: Run, *, num_images: int = 100) -> Figure:
 
 
 def reconstruction_grid(run: Run, *, num_images: int = 300) -> Figure:
-    """Shows a test image of ten classes, and below it what comes back from its Z.
+    """Shows an image of each of ten classes, and below it what comes back from its Z.
 
     Args:
       run: A run read back.
@@ -143,7 +143,7 @@ def reconstruction_grid(run: Run, *, num_images: int = 300) -> Figure:
         figure = Figure(figsize=(4.2, 3.2), layout="constrained")
         axes = figure.subplots()
         reconstructions(axes, images, embed(run, images).reconstruction, labels)
-        axes.set_title("test images, and from Z")
+        axes.set_title(f"{run.data.evaluate_on} images, and from Z")
     return figure
 
 
@@ -170,16 +170,26 @@ def latent_map(run: Run, *, num_images: int = 1000) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.6, 3.8), layout="constrained")
         axes = figure.subplots()
-        for label, name in enumerate(run.data.class_names):
+        names = run.data.class_names
+        drawn = []
+        for label in range(len(names)):
             chosen = points[labels == label]
-            axes.scatter(
-                chosen[:, 0], chosen[:, 1], s=8, color=f"C{label % 10}", label=name
+            drawn.append(
+                axes.scatter(chosen[:, 0], chosen[:, 1], s=8, color=f"C{label % 10}")
             )
-        axes.set(xticks=[], yticks=[], title="Z of test images, t-SNE")
-        if len(run.data.class_names) <= 10:
-            axes.legend(
-                frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), markerscale=2
+        title = f"Z of {run.data.evaluate_on} images, t-SNE"
+        axes.set(xticks=[], yticks=[], title=title)
+        if len(names) <= 10:
+            legend = axes.legend(
+                drawn,
+                names,
+                frameon=False,
+                loc="center left",
+                bbox_to_anchor=(1, 0.5),
+                markerscale=2,
             )
+            for text in legend.get_texts():  # A name is no formula.
+                text.set_parse_math(False)
     return figure
 
 
@@ -187,14 +197,18 @@ def curves(errors: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figur
     """Shows test errors by epoch: means over seeds, and from the least to the largest.
 
     Args:
-      errors: Of each method its runs: errors in percent after each epoch.
+      errors: Of each method its runs: errors in percent after each epoch. A method
+        without runs stands in the legend alone.
       title: What is shown.
     """
+    above_zero = [e for runs in errors.values() for run in runs for e in run if e > 0]
+    least = min(above_zero, default=1.0)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.4), layout="constrained")
         axes = figure.subplots()
         for name, runs in errors.items():
-            stack = np.stack(runs)
+            # Zero has no logarithm: it lies at the lower edge.
+            stack = np.maximum(np.stack(runs) if runs else np.empty((1, 0)), least / 2)
             epochs = np.arange(1, stack.shape[1] + 1)
             (line,) = axes.plot(epochs, stack.mean(axis=0), label=name)
             axes.fill_between(
@@ -222,21 +236,20 @@ def label_plainly(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def sweep(values: Mapping[str, Sequence[float]], title: str) -> Figure:
+def sweep(values: Mapping[str, Sequence[float | None]], title: str) -> Figure:
     """Shows test errors against the values of a key, with their standard deviation.
 
     Args:
-      values: Of each value of the key the errors of its runs in percent.
+      values: Of each value of the key the errors of its runs in percent, None for
+        those that diverged.
       title: What is shown.
     """
+    made = [[e for e in errors if e is not None] for errors in values.values()]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.2, 3.0), layout="constrained")
         axes = figure.subplots()
-        means = [float(np.mean(errors)) for errors in values.values()]
-        spreads = [
-            float(np.std(errors, ddof=min(1, len(errors) - 1)))
-            for errors in values.values()
-        ]
+        means = [float(np.mean(errors)) if errors else np.nan for errors in made]
+        spreads = [float(np.std(e, ddof=1)) if len(e) > 1 else 0.0 for e in made]
         # One step a value: they are in equal ratios, but for zero.
         axes.errorbar(range(len(values)), means, spreads, marker="o", capsize=3)
         axes.set_xticks(range(len(values)), list(values))

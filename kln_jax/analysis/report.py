@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +16,7 @@ from kln_jax.analysis import figures, runs, tables
 from kln_jax.analysis.runs import Record
 from kln_jax.analysis.suites import KLN, SUITES, Entry, Suite
 from kln_jax.checkpoint import CheckpointError
+from kln_jax.training import Run
 
 logger = logging.getLogger("kln_jax")
 
@@ -44,9 +47,14 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     shown = {**SUITES, "others": _others(records)}
     found = {name: tables.rows(suite, records) for name, suite in shown.items()}
     (out / "figures").mkdir(exist_ok=True)
-    for name, figure in _figures(records):
+    for name, draw in _figures(records):
         path = out / "figures" / f"{name}.png"
-        figure.savefig(path)
+        try:
+            draw().savefig(path)
+        # A few images, say, have no pair of one class. The tables do without.
+        except ValueError as error:
+            logger.warning("No %s: %s", path, error)
+            continue
         yield path
     drawn = sorted((out / "figures").glob("*.png"))
     pictures = [path.relative_to(out) for path in drawn]
@@ -56,7 +64,7 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
         ("tex", tables.latex(found)),
     ):
         path = out / f"report.{suffix}"
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         yield path
 
 
@@ -87,9 +95,9 @@ def _markdown(
     sections = [
         "# Runs, and the paper's tables\n\n"
         "Mean ± standard deviation over seeds. *Last ten epochs* has the median of the "
-        "values after each of them; nothing is chosen by the test set. Runs of fewer "
-        "epochs, or on a part of the data, say so, and have no difference to the "
-        "paper.\n"
+        "values after each of them, of runs that have as many; nothing is chosen by "
+        "the test set. Runs of other epochs, or on a part of the data, say so, and "
+        "have no difference to the paper.\n"
     ]
     for name, suite in shown.items():
         if not found[name]:
@@ -106,8 +114,10 @@ def _markdown(
     return "\n".join(sections)
 
 
-def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
-    """Yields figures by name, of what there are runs for."""
+def _figures(
+    records: Sequence[Record],
+) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    """Yields names of figures, of what there are runs for, and what draws them."""
     for config_name in sorted({record.config_name for record in records}):
         for name, suite in SUITES.items():
             if suite.is_of_one_set and config_name not in suite.datasets:
@@ -116,18 +126,11 @@ def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
             num_groups = sum(map(bool, groups.values()))
             if num_groups < 2 or suite.quantity != "error":
                 continue
-            marks = dict.fromkeys(
-                mark
-                for group in groups.values()
-                for record in group
-                for mark in tables.reductions(record)
+            title = f"{config_name}: {suite.title}"
+            yield (
+                f"{config_name}-{name}",
+                functools.partial(_of_a_suite, suite, groups, title),
             )
-            title = "\n".join(
-                [f"{config_name}: {suite.title}", ", ".join(marks)]
-            ).strip()
-            draw_suite, of_runs = _OF_A_SUITE[suite.figure]
-            found = {method: of_runs(group) for method, group in groups.items()}
-            yield f"{config_name}-{name}", draw_suite(found, title)
     for record in _most_complete(records):
         try:
             run = training.load_run(record.directory)
@@ -136,15 +139,41 @@ def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
             logger.warning("No figures of %s: %s", record.directory, error)
             continue
         for kind, draw in _OF_A_RUN.items():
-            try:
-                figure = draw(run)
-            # A few images, say, have no pair of one class.
-            except ValueError as error:
-                logger.warning("No %s of %s: %s", kind, record.directory, error)
-                continue
-            if reduced := tables.reductions(record):
-                figure.suptitle(", ".join(reduced))
-            yield f"{record.config_name}-{kind}", figure
+            yield (
+                f"{record.config_name}-{kind}",
+                functools.partial(_of_a_run, draw, run, record),
+            )
+
+
+def _of_a_suite(
+    suite: Suite, groups: Mapping[str, Sequence[Record]], title: str
+) -> Figure:
+    """Draws a suite; what holds for all its runs stands in the title."""
+    draw, of_runs = _OF_A_SUITE[suite.figure]
+    marks = {
+        method: tables.reductions(group[0]) for method, group in groups.items() if group
+    }
+    common = [
+        mark
+        for mark in dict.fromkeys(itertools.chain(*marks.values()))
+        if suite.figure == "grid" or all(mark in of_one for of_one in marks.values())
+    ]
+    found = {}
+    for method, group in groups.items():
+        label = method
+        # The cells of a grid have no room, and say by themselves what diverged.
+        if suite.figure != "grid":
+            own = [mark for mark in tables.marks(group) if mark not in common]
+            label = "\n".join([method, *own])
+        found[label] = of_runs(group)
+    return draw(found, "\n".join([title, ", ".join(common)]).strip())
+
+
+def _of_a_run(draw: Callable[[Run], Figure], run: Run, record: Record) -> Figure:
+    figure = draw(run)
+    if reduced := tables.reductions(record):
+        figure.suptitle(", ".join(reduced))
+    return figure
 
 
 def _most_complete(records: Sequence[Record]) -> list[Record]:
@@ -160,17 +189,16 @@ def _most_complete(records: Sequence[Record]) -> list[Record]:
 def _groups(
     suite: Suite, records: Sequence[Record], config_name: str
 ) -> dict[str, list[Record]]:
-    """Returns the runs of each method, the longest ones."""
-    groups = {}
+    """Returns the runs of each method, the fullest ones that are alike."""
+    groups: dict[str, list[Record]] = {}
     for entry in suite.entries:
         if not entry.variant:
             continue
         of_entry = runs.matching(records, config_name, entry)
-        if suite.figure != "grid":  # Which shows what diverged or is missing.
-            of_entry = [record for record in of_entry if record.error is not None]
-        if of_entry or suite.figure == "grid":
-            most = max((record.epochs for record in of_entry), default=0)
-            groups[entry.name] = [r for r in of_entry if r.epochs == most]
+        if of_entry:
+            groups[entry.name] = runs.alike(of_entry)[0]
+        elif suite.figure == "grid":  # Which shows what is missing.
+            groups[entry.name] = []
     return groups
 
 
@@ -180,8 +208,12 @@ def _errors(records: Sequence[Record]) -> list[float | None]:
 
 def _curves(records: Sequence[Record]) -> list[list[float]]:
     return [
-        [line["test_error_percent"] for line in metrics.read_metrics(record.directory)]
+        [
+            line[f"{record.evaluate_on}_error_percent"]
+            for line in metrics.read_metrics(record.directory)
+        ]
         for record in records
+        if record.error is not None
     ]
 
 

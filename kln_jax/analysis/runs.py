@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
+import itertools
 import json
 import pathlib
 import pkgutil
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,16 +19,19 @@ from kln_jax import files, metrics, rundir, training
 from kln_jax.analysis.suites import Entry, Suite
 from kln_jax.interruption import Interruption
 
-# Keys that do not make another experiment.
+# Keys that do not make another experiment, or that a record says by itself.
 _NOT_OF_EXPERIMENT = {
     *rundir.WHEREABOUTS,
     "seed",
     "split_seed",
     "num_epochs",
-    "lr_milestones",
+    "evaluate_on",
     "allow_partial_data",
     "variant",
 }
+
+# The least epochs of a run whose last ten are told.
+_LATE = 10
 
 
 class Record(NamedTuple):
@@ -42,11 +46,14 @@ class Record(NamedTuple):
       epochs: Epochs it was to make.
       all_epochs: Epochs of the configuration.
       partial_data: Whether its data set was a part of the real one.
-      error: Error after the last epoch, in percent, on test images, or on those that
-        the key ``evaluate_on`` among the changes names; None if it diverged.
-      late_error: Median of the errors after the last ten epochs.
-      epoch_seconds: Median seconds of an epoch, without the first, which compiles.
-      device: What it ran on.
+      data: Which data, where the name does not say it: "" or in words.
+      evaluate_on: Which images the error is of: ``"test"`` or ``"validation"``.
+      error: Error after the last epoch, in percent; None if it diverged.
+      late_error: Median of the errors after the last ten epochs; None of a run that
+        has fewer.
+      epoch_seconds: Median seconds of an epoch, without the first, which compiles;
+        None of several seeds at once.
+      device: What it ran on; "" if it diverged.
     """
 
     directory: pathlib.Path
@@ -57,6 +64,8 @@ class Record(NamedTuple):
     epochs: int
     all_epochs: int
     partial_data: bool
+    data: str
+    evaluate_on: str
     error: float | None
     late_error: float | None
     epoch_seconds: float | None
@@ -167,18 +176,30 @@ def _make(
 ) -> str:
     failure = directory / "diverged.json"
     if failure.exists():
-        return f"{directory}: diverged, {json.loads(failure.read_text())}"
+        return f"{directory}: diverged, {read_failure(failure)}"
     try:
         result = training.train_and_evaluate(
             config, str(directory), interruption=interruption
         )
-    except training.DivergenceError as error:
-        files.write_json(failure, str(error))
-        return f"{directory}: diverged, {error}"
+    except training.DivergenceError as divergence:
+        return f"{directory}: diverged, {divergence}"
     if not keep:
         shutil.rmtree(directory / "checkpoints", ignore_errors=True)
         shutil.rmtree(directory / "autoencoder", ignore_errors=True)
-    return f"{directory}: test error {result['test_error_percent']:.2f} %"
+    error = result[f"{config.evaluate_on}_error_percent"]
+    return f"{directory}: {config.evaluate_on} error {error:.2f} %"
+
+
+def read_failure(path: pathlib.Path) -> str:
+    """Reads how a run diverged.
+
+    Raises:
+      ValueError: If the file is damaged.
+    """
+    try:
+        return str(json.loads(path.read_text()))
+    except ValueError as error:
+        raise files.damaged(path, error) from error
 
 
 def _changes(entry: Entry, config: ConfigDict) -> list[tuple[str, Any]]:
@@ -203,17 +224,22 @@ def read(out: pathlib.Path) -> list[Record]:
     Raises:
       ValueError: If there is none, or one is damaged.
     """
-    ended = (
+    ended = {
         path.parent
         for name in ("result.json", "diverged.json")
         for path in out.rglob(name)
-    )
+    }
     records = []
     for directory in sorted(ended):
         try:
             records.append(_record(directory))
         except KeyError as error:
             raise files.damaged(directory, f"it has no {error}") from error
+        except ValueError as error:
+            # Not all say whose they are.
+            if str(directory) in str(error):
+                raise
+            raise files.damaged(directory, error) from error
     if not records:
         raise ValueError(f"{out} holds no run that is finished.")
     return records
@@ -221,16 +247,22 @@ def read(out: pathlib.Path) -> list[Record]:
 
 def _record(directory: pathlib.Path) -> Record:
     config = files.read_json(directory / "config.json")
+    about = files.read_json(directory / "data.json")
     name = _config_name(config["dataset"])
-    base = json.loads(configuration(name, config["variant"]).to_json())
+    base = configuration(name, config["variant"])
+    all_epochs = base.num_epochs
+    set_epochs(base, config["num_epochs"])
+    unchanged = json.loads(base.to_json())
     changes = {
         key: value
         for key, value in config.items()
-        if key not in _NOT_OF_EXPERIMENT and value != base.get(key)
+        if key not in _NOT_OF_EXPERIMENT and value != unchanged.get(key)
     }
     lines = metrics.read_metrics(directory)
+    # Earlier versions wrote that of a run that did not diverge alone.
+    partial = about.get("partial", False)
     measured: dict[str, Any] = dict(
-        partial_data=False, error=None, late_error=None, epoch_seconds=None, device=""
+        error=None, late_error=None, epoch_seconds=None, device=""
     )
     if (directory / "result.json").exists():  # It did not diverge.
         result = files.read_json(directory / "result.json")
@@ -238,12 +270,14 @@ def _record(directory: pathlib.Path) -> Record:
         errors = [line[error] for line in lines]
         if not errors:
             raise files.damaged(directory, "it has no metrics.jsonl")
+        partial = result["partial_data"]
         # The times of several seeds at once are of all of them.
         is_alone = result.get("seeds_at_once", 1) == 1
         measured = dict(
-            partial_data=result["partial_data"],
             error=result[error],
-            late_error=float(np.median(errors[-10:])),
+            late_error=(
+                float(np.median(errors[-_LATE:])) if len(errors) >= _LATE else None
+            ),
             epoch_seconds=_epoch_seconds(lines) if is_alone else None,
             device=result["device"],
         )
@@ -254,9 +288,22 @@ def _record(directory: pathlib.Path) -> Record:
         changes=tuple(sorted(changes.items())),
         seed=config["seed"],
         epochs=config["num_epochs"],
-        all_epochs=base["num_epochs"],
+        all_epochs=all_epochs,
+        partial_data=partial,
+        data=_which_data(name, about, partial=partial),
+        evaluate_on=config["evaluate_on"],
         **measured,
     )
+
+
+def _which_data(name: str, about: Mapping[str, Any], *, partial: bool) -> str:
+    """Says which data those of a run are, where the data set's name does not."""
+    # Earlier versions did not write it.
+    if name == "own_images" and "version" in about:
+        return f"images of {about['version']}"
+    if partial and "num_train_images" in about:
+        return f"{about['num_train_images']} images to train"
+    return ""
 
 
 def _config_name(dataset: str) -> str:
@@ -266,6 +313,24 @@ def _config_name(dataset: str) -> str:
 def _epoch_seconds(lines: Sequence[dict[str, Any]]) -> float | None:
     times = np.diff([line["wall_seconds"] for line in lines])
     return float(np.median(times)) if times.size else None
+
+
+def alike(records: Iterable[Record]) -> list[list[Record]]:
+    """Groups runs of a method whose numbers may be averaged, the fullest ones first.
+
+    Args:
+      records: Runs of a method on a data set, of any seed and length.
+
+    Returns:
+      Groups of runs of as many epochs on the same data.
+    """
+
+    def key(record: Record) -> tuple[Any, ...]:
+        on_test = record.evaluate_on == "test"
+        return not on_test, record.partial_data, -record.epochs, record.data
+
+    found = itertools.groupby(sorted(records, key=key), key)
+    return [list(group) for _, group in found]
 
 
 def matching(records: Iterable[Record], config_name: str, entry: Entry) -> list[Record]:

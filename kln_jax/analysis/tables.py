@@ -64,7 +64,7 @@ QUANTITIES = {
 def rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, str]]:
     """Returns the rows of a suite's table, of the keys of `HEADER`.
 
-    A row has the runs of one method on one data set of one length. Runs of fewer
+    A row has the runs of one method on one data set of one length. Runs of other
     epochs, or on a part of the data, say so, and have no difference to the paper.
     Data sets that are not of the suite have rows for what was measured. What is not
     measured of a grid of methods shares a row.
@@ -82,14 +82,11 @@ def rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, str]]:
             if not entry.variant:
                 found += [_row(name, entry, paper)] if paper else []
                 continue
-            groups: dict[tuple[bool, int], list[Record]] = {}
-            for record in runs.matching(records, name, entry):
-                key = record.partial_data, -record.epochs
-                groups.setdefault(key, []).append(record)
+            groups = runs.alike(runs.matching(records, name, entry))
             found += [
                 _row(name, entry, paper)
                 | _ours(group, QUANTITIES[suite.quantity], paper)
-                for _, group in sorted(groups.items())
+                for group in groups
             ]
             if name not in suite.datasets or groups:
                 continue
@@ -111,15 +108,19 @@ def _ours(
     records: Sequence[Record], quantity: Quantity, paper: Value
 ) -> dict[str, str]:
     """Returns the cells of some runs that differ by their seeds."""
-    first, remarks = records[0], reductions(records[0])
+    first, remarks = records[0], marks(records)
     last = _statistics(records, quantity.last)
-    comparable = paper and last and not remarks
-    if diverged := sum(record.error is None for record in records):
-        remarks.append(f"{diverged} diverged")
-    remarks += sorted({record.device for record in records} - {""})
+    comparable = paper and last and not reductions(first)
+    ended = [record for record in records if record.error is not None]
+    if other := sum(quantity.last(record) is None for record in ended):
+        remarks.append(f"{other} of several seeds at once, not timed")
+    remarks += sorted({record.device for record in ended})
     return {
         "ours": _shown(last),
-        "ours - paper": f"{last[0] - paper[0]:+.2f}" if comparable else "",
+        # The sum makes no -0.00.
+        "ours - paper": (
+            f"{round(last[0] - paper[0], 2) + 0.0:+.2f}" if comparable else ""
+        ),
         "last ten epochs": _shown(_statistics(records, quantity.late)),
         "runs": str(len(records)),
         "epochs": str(first.epochs),
@@ -128,14 +129,24 @@ def _ours(
 
 
 def reductions(record: Record) -> list[str]:
-    """Says in what a run is less than its configuration asks for."""
+    """Says in what a run is other than that of the paper's table."""
     found = []
     if record.partial_data:
         found.append("part of the data")
-    if record.epochs < record.all_epochs:
+    if record.data:
+        found.append(record.data)
+    if record.epochs != record.all_epochs:
         found.append(f"{record.epochs} of {record.all_epochs} epochs")
-    if "evaluate_on" in dict(record.changes):
-        found.append("error on validation images")
+    if record.evaluate_on != "test":
+        found.append(f"error on {record.evaluate_on} images")
+    return found
+
+
+def marks(records: Sequence[Record]) -> list[str]:
+    """Says what must stand beside the numbers of runs that may be averaged."""
+    found = reductions(records[0])
+    if diverged := sum(record.error is None for record in records):
+        found.append(f"{diverged} diverged")
     return found
 
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from kln_jax import augment, files, inference
-from kln_jax.analysis import figures
+from kln_jax.analysis import figures, runs
 from kln_jax.datasets import Dataset
 from kln_jax.kernels import gaussian_mixture
 from kln_jax.metrics import read_metrics
@@ -39,6 +39,7 @@ class Look(NamedTuple):
       workdir: Name of its working directory.
       config: Its configuration.
       result: What ``result.json`` says; None if it is not finished.
+      failure: How it diverged; "" if it did not.
       metrics: Its ``metrics.jsonl``, one mapping an epoch.
       data: Its data set.
       num_labelled: Number of labelled training images.
@@ -52,6 +53,7 @@ class Look(NamedTuple):
     workdir: str
     config: Mapping[str, Any]
     result: Mapping[str, Any] | None
+    failure: str
     metrics: Sequence[Mapping[str, Any]]
     data: Dataset
     num_labelled: int
@@ -80,7 +82,7 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
     """
     directory = pathlib.Path(workdir)
     run = load_run(directory)
-    result = directory / "result.json"
+    result, failure = directory / "result.json", directory / "diverged.json"
     prediction = inference.predict_in_batches(
         run.model, run.state, run.data.eval_images, reconstruction_reduction="mean"
     )
@@ -92,6 +94,7 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
         workdir=str(directory),
         config=json.loads(run.config.to_json()),
         result=files.read_json(result) if result.exists() else None,
+        failure=runs.read_failure(failure) if failure.exists() else "",
         metrics=read_metrics(directory),
         data=run.data,
         num_labelled=len(run.labelled),
@@ -207,8 +210,9 @@ def _notices(look: Look, confusion: np.ndarray) -> Iterator[str]:
     """Yields what a reader must know before the figures."""
     result, part = look.result or {}, look.data.evaluate_on
     if look.result is None:
+        state = f"diverged: {look.failure}" if look.failure else "is not finished"
         yield (
-            "This run is not finished. The page shows its checkpoint of step "
+            f"This run {state}. The page shows its checkpoint of step "
             f"{look.step:,}: {_last_epoch(look)['epoch']} of "
             f"{look.config['num_epochs']} epochs."
         )
@@ -313,7 +317,10 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> _Markup:
         series = {label: column(name) for name, label in chart.names.items()}
         series = {label: y for label, y in series.items() if np.isfinite(y).any()}
         if series:
-            last = {label: _number(y[-1]) for label, y in series.items()}
+            # A last epoch of skipped steps has no number of some.
+            last = {
+                label: _number(y[np.isfinite(y)][-1]) for label, y in series.items()
+            }
             drawn = _line_chart(chart, epochs, series)
             charts.append(_figure(chart.title, last, drawn))
     return _html('<div class="charts">{}</div>', charts)
@@ -331,7 +338,8 @@ def _confusion(confusion: np.ndarray, names: Sequence[str]) -> _Markup:
         return _html(
             '<td class="{}{}" style="--shade:{}%" title="{}">{}</td>',
             "hit" if i == j else "miss",
-            " full" if shade > 60 else "",
+            # From where on the other ink is read better, in the dark and light look.
+            " full" * (shade > 60) + " fullest" * (i == j and shade > 90),
             shade,
             f"{names[j]} predicted for {names[i]}: {confusion[i, j]}",
             confusion[i, j],
@@ -357,7 +365,8 @@ def _confusion(confusion: np.ndarray, names: Sequence[str]) -> _Markup:
         """<p class="soft">A row is a true class, a column a predicted one. The colour
 is the square root of the share of the true class.</p>
 <div class="beside">
-<div class="scroll" tabindex="0"><table class="confusion{}">
+<div class="scroll" tabindex="0" role="region" aria-label="Confusion matrix">
+<table class="confusion{}">
 <thead><tr><th></th>{}<th scope="col"><span>error, %</span></th></tr></thead>
 <tbody>{}</tbody>
 </table></div>
@@ -424,10 +433,11 @@ def _reconstructions(look: Look) -> _Markup:
             )
         )
     return _html(
-        """<p class="soft">The first {} image of each class, and beside it what the
+        """<p class="soft">The first {} image of each class{}, and beside it what the
 decoder makes of its Z.</p>
 <div class="gallery pairs">{}</div>""",
         data.evaluate_on,
+        f", of {len(cards)} classes" if len(cards) < len(data.class_names) else "",
         cards,
     )
 
@@ -784,13 +794,13 @@ _CSS = """
   color-scheme: light dark;
   --page: #f7f7f5; --card: #ffffff; --ink: #1c2024; --soft: #5f6872; --line: #e2e4e6;
   --s0: 0 114 178; --s1: 213 94 0; --s2: 0 140 104; --s3: 160 70 140;
-  --on-full: #ffffff;
+  --wrong: #b04a00; --on-full: var(--ink); --on-fullest: #ffffff;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #14171a; --card: #1c2024; --ink: #e8eaec; --soft: #9aa4ae; --line: #31373d;
     --s0: 92 180 236; --s1: 240 144 72; --s2: 64 196 156; --s3: 214 140 200;
-    --on-full: #101214;
+    --wrong: rgb(var(--s1)); --on-full: #101214; --on-fullest: #101214;
   }
 }
 * { box-sizing: border-box; }
@@ -887,6 +897,7 @@ th { font-weight: 500; color: var(--soft); }
 .confusion td.hit { background: rgb(var(--s0) / var(--shade)); }
 .confusion td.miss { background: rgb(var(--s1) / var(--shade)); }
 .confusion td.full { color: var(--on-full); }
+.confusion td.fullest { color: var(--on-fullest); }
 .confusion td.rate {
   border: 0; color: var(--soft); text-align: right; padding-left: .6em;
 }
@@ -911,7 +922,7 @@ th { font-weight: 500; color: var(--soft); }
 .gallery.pairs img { width: calc(50% - 2px); }
 .gallery.pairs img + img { margin-left: 4px; }
 .gallery span { display: block; }
-.wrong { color: rgb(var(--s1)); } .true { color: rgb(var(--s0)); }
+.wrong { color: var(--wrong); } .true { color: rgb(var(--s0)); }
 details { margin-top: .5rem; }
 summary { cursor: pointer; color: rgb(var(--s0)); }
 """

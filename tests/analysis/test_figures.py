@@ -165,6 +165,32 @@ def test_curves_are_means_over_seeds_between_the_least_and_the_largest():
     assert axes.get_title() == "title"
 
 
+def test_names_of_classes_stay_what_they_are(run, embedded):
+    embedded(4)
+    names = (r"$\foo$", "_hidden", *run.data.class_names[2:])
+    changed = dataclasses.replace(run.data, class_names=names)
+    figure = figures.latent_map(run._replace(data=changed), num_images=40)
+    figure.draw_without_rendering()
+    texts = figure.axes[0].get_legend().get_texts()
+    assert tuple(text.get_text() for text in texts) == names
+
+
+def test_pictures_name_the_images_that_they_are_of(run):
+    changed = dataclasses.replace(run.data, evaluate_on="validation")
+    run = run._replace(data=changed)
+    for figure in (figures.reconstruction_grid(run), figures.overview(run)):
+        assert figure.axes[-1].get_title() == "validation images, and from Z"
+
+
+def test_curves_show_no_error_at_all_and_a_method_without_runs():
+    (axes,) = figures.curves({"a": [[4.0, 0.0]], "b": []}, "title").axes
+    axes.figure.draw_without_rendering()
+    least, _ = axes.get_ylim()
+    drawn = axes.lines[0].get_ydata()
+    assert least < drawn[1] < drawn[0] == 4
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     "errors", [[0.5, 0.55, 0.6], [10.1, 13.0], [0.5, 8.0], [0.3, 90.0]]
 )
@@ -189,6 +215,14 @@ def test_a_sweep_has_means_and_standard_deviations():
     lengths = [np.ptp(segment[:, 1]) for segment in bars.get_segments()]
     np.testing.assert_allclose(lengths, [2 * np.sqrt(2), 0])
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "0.1"]
+
+
+def test_a_sweep_shows_those_that_did_not_diverge():
+    (axes,) = figures.sweep({"0": [1.0, None], "0.1": [None], "1": [3.0]}, "").axes
+    line, _, _ = axes.containers[0]
+    drawn = np.asarray(line.get_ydata(), float)
+    np.testing.assert_array_equal(drawn, [1.0, np.nan, 3.0])
+    assert len(axes.get_xticklabels()) == 3
 
 
 def test_a_grid_has_a_panel_of_each_kind_and_says_what_diverged():

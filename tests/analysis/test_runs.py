@@ -10,7 +10,7 @@ import jax
 import pytest
 from matplotlib.figure import Figure
 
-from kln_jax import loop, metrics
+from kln_jax import loop, metrics, training
 from kln_jax.analysis import __main__ as command
 from kln_jax.analysis import report, runs
 from kln_jax.analysis.suites import SUITES, Entry, Suite
@@ -126,7 +126,7 @@ def test_a_record_has_what_the_run_wrote(out):
         lines = metrics.read_metrics(record.directory)
         errors = [line["test_error_percent"] for line in lines]
         assert record.error == errors[-1]
-        assert record.late_error == sorted(errors)[1]  # Of three, the median.
+        assert record.late_error is None  # There are no ten.
         steps = [
             b - a
             for a, b in zip(
@@ -138,6 +138,7 @@ def test_a_record_has_what_the_run_wrote(out):
         assert record.epoch_seconds == pytest.approx(sum(steps) / 2)
         assert (record.epochs, record.all_epochs) == (EPOCHS, 12)
         assert not record.partial_data
+        assert (record.data, record.evaluate_on) == ("", "test")
         assert dict(record.changes) == dict(SMALL)
 
 
@@ -152,6 +153,66 @@ def copied(out, tmp_path):
     (run,) = out.glob("digits/supervised,*latent_dim=8,*width=0.05,epochs=3/1")
     shutil.copytree(run, tmp_path / "run")
     return tmp_path / "run"
+
+
+def _change(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_the_late_error_is_the_median_of_the_last_ten_epochs(copied):
+    lines = metrics.read_metrics(copied)
+    errors = [50.0, 40.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    (copied / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps(lines[0] | {"epoch": i + 1, "test_error_percent": error}) + "\n"
+            for i, error in enumerate(errors)
+        )
+    )
+    (record,) = runs.read(copied)
+    assert record.late_error == 5.5
+
+
+def test_a_run_with_two_ends_is_one(copied):
+    (copied / "diverged.json").write_text('"an earlier start"')
+    (record,) = runs.read(copied)
+    assert record.error is not None
+
+
+def test_other_milestones_are_another_method(copied):
+    (as_planned,) = runs.read(copied)
+    assert "lr_milestones" not in dict(as_planned.changes)
+    _change(copied / "config.json", lr_milestones=[1])
+    (other,) = runs.read(copied)
+    assert dict(other.changes)["lr_milestones"] == [1]
+
+
+def test_which_data_a_run_had_is_known_even_if_it_diverged(copied):
+    assert json.loads((copied / "data.json").read_text())["partial"] is False
+    _change(copied / "data.json", partial=True, num_train_images=7)
+    (copied / "result.json").unlink()
+    (copied / "diverged.json").write_text('"cmmd is 1e9"')
+    _change(copied / "config.json", dataset="mnist", network="mnist")
+    (record,) = runs.read(copied)
+    assert (record.partial_data, record.data) == (True, "7 images to train")
+    _change(copied / "config.json", dataset="own_images")
+    _change(copied / "data.json", partial=False, version="crc32 1")
+    (record,) = runs.read(copied)
+    assert (record.partial_data, record.data) == (False, "images of crc32 1")
+
+
+def test_a_configuration_may_evaluate_on_validation_images(
+    copied, monkeypatch, tmp_path
+):
+    """Its own errors are no changes, and marked all the same."""
+    config = runs.configuration("digits", "supervised")
+    config.evaluate_on = "validation"
+    monkeypatch.setattr(
+        training,
+        "train_and_evaluate",
+        lambda *given, **named: {"validation_error_percent": 12.5},
+    )
+    line = runs._make(config, tmp_path / "new", None, keep=False)
+    assert line.endswith("new: validation error 12.50 %")
 
 
 def test_a_run_of_no_suite_is_reported_by_its_keys(copied):
@@ -193,14 +254,19 @@ def test_errors_on_validation_images_are_said_to_be(copied):
     assert record.error == metrics.read_metrics(copied)[-1]["validation_error_percent"]
     list(report.write(copied.parent))
     assert re.search(
-        r"evaluate_on=validation, .* 3 of 12 epochs; error on validation images; ",
+        r"\| digits \| supervised, batch_size=120, latent_dim=8, width=0.05 \| .* "
+        "3 of 12 epochs; error on validation images; ",
         (copied.parent / "report.md").read_text(),
     )
+    assert report._curves([record])[0][-1] == record.error
 
 
-@pytest.mark.parametrize("name", ["config.json", "result.json", "metrics.jsonl"])
-def test_a_damaged_run_is_named_in_one_line(name, copied, monkeypatch):
-    (copied / name).write_text('{"epoch":\n')
+@pytest.mark.parametrize("content", [b'{"epoch":\n', b"null\n", b"\xff\n"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "data.json", "result.json", "metrics.jsonl"]
+)
+def test_a_damaged_run_is_named_in_one_line(name, content, copied, monkeypatch):
+    (copied / name).write_bytes(content)
     monkeypatch.setattr("sys.argv", ["analysis", "report", str(copied.parent)])
     with pytest.raises(SystemExit) as stopped:
         command.main()
@@ -208,7 +274,20 @@ def test_a_damaged_run_is_named_in_one_line(name, copied, monkeypatch):
     assert re.search(message, stopped.value.code)
 
 
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+def test_a_run_of_an_unknown_variant_is_named(copied):
+    _change(copied / "config.json", variant="mine")
+    with pytest.raises(ValueError, match=rf"{copied} is damaged: variant='mine' must"):
+        runs.read(copied)
+
+
+def test_a_damaged_account_of_a_divergence_is_named(copied):
+    (copied / "diverged.json").write_bytes(b'"cmmd')
+    config = runs.configuration("digits", "supervised")
+    with pytest.raises(ValueError, match=r"diverged\.json is damaged: "):
+        runs._make(config, copied, None, keep=True)
+
+
+@pytest.mark.parametrize("name", ["config.json", "data.json", "metrics.jsonl"])
 def test_a_run_without_one_of_its_files_is_named(name, copied):
     (copied / name).unlink()
     with pytest.raises(ValueError, match=rf"{copied} is damaged: it has no {name}\. "):
@@ -286,10 +365,37 @@ def test_a_report_says_what_was_reduced_and_what_was_not_measured(
     for name in names:
         assert f"({name})" in text
     assert "Runs of no suite" not in text
-    drawn = dict(report._figures(runs.read(out)))
-    title = drawn["digits-small"].axes[0].get_title()
-    assert title == "digits: A small one\n3 of 12 epochs"
-    assert drawn["digits-map"].get_suptitle() == "3 of 12 epochs"
+    draw = dict(report._figures(runs.read(out)))
+    (axes,) = draw["digits-small"]().axes
+    assert axes.get_title() == "digits: A small one\n3 of 12 epochs"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "KLN",
+        "KLN once more",
+        "diverges\n1 diverged",
+    ]
+    assert draw["digits-map"]().get_suptitle() == "3 of 12 epochs"
+
+
+@pytest.mark.parametrize("figure", ["curves", "sweep"])
+def test_a_figure_has_runs_that_are_alike_and_says_which(figure, copied):
+    (record,) = runs.read(copied)
+    name, changes = record.config_name, record.changes
+    full = record._replace(epochs=12)
+    part = record._replace(partial_data=True)
+    suite = SUITE._replace(figure=figure, entries=(KLN,))
+    groups = report._groups(suite, [part, full, record], name)
+    assert groups == {"KLN": [full]}
+    other = record._replace(changes=(*changes, ("ridge", 1.0)), error=None)
+    groups = {"KLN": [full, full], "ridge 1": [other]}
+    (axes,) = report._of_a_suite(suite, groups, "title").axes
+    texts = (
+        axes.get_legend().get_texts() if figure == "curves" else axes.get_xticklabels()
+    )
+    assert [text.get_text() for text in texts] == [
+        "KLN",
+        "ridge 1\n3 of 12 epochs\n1 diverged",
+    ]
+    assert axes.get_title() == "title"
 
 
 def test_a_run_that_cannot_be_drawn_leaves_the_tables(
@@ -305,20 +411,31 @@ def test_a_run_that_cannot_be_drawn_leaves_the_tables(
     assert re.search(r"No figures of \S+/0: .*damaged", caplog.text)
 
 
-def test_a_figure_that_cannot_be_drawn_leaves_the_others(out, monkeypatch, caplog):
-    def draws(run):
+def test_a_figure_that_cannot_be_drawn_leaves_the_others(
+    out, tmp_path, monkeypatch, caplog
+):
+    def draws(*given):
         return Figure()
 
-    def fails(run):
+    def fails(*given):
         raise ValueError("too few images")
 
     pictures = {"first": draws, "second": fails, "third": draws}
+    shutil.copytree(out, tmp_path / "out")
     monkeypatch.setattr(report, "KLN", KLN)
     monkeypatch.setattr(report, "_OF_A_RUN", pictures)
+    monkeypatch.setitem(report._OF_A_SUITE, "curves", (fails, report._curves))
+    monkeypatch.setitem(
+        SUITES, "small", SUITE._replace(entries=(KLN, KLN._replace(name="again")))
+    )
     with caplog.at_level("WARNING", "kln_jax"):
-        drawn = [name for name, _ in report._figures(runs.read(out))]
-    assert drawn == ["digits-first", "digits-third"]
-    assert re.search(r"No second of \S+/0: too few images", caplog.text)
+        written = [path.name for path in report.write(tmp_path / "out")]
+    assert [name for name in written if name.endswith("png")] == [
+        "digits-first.png",
+        "digits-third.png",
+    ]
+    assert (tmp_path / "out" / "report.tex").exists()
+    assert re.search(r"No \S+/digits-second.png: too few images", caplog.text)
 
 
 def test_figures_are_of_the_most_complete_run_with_checkpoints(tmp_path, monkeypatch):
@@ -334,6 +451,8 @@ def test_figures_are_of_the_most_complete_run_with_checkpoints(tmp_path, monkeyp
             epochs,
             12,
             partial,
+            data="",
+            evaluate_on="test",
             **none,
         )
 

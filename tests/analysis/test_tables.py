@@ -21,6 +21,8 @@ def _record(error, seed=0, **changes):
         epochs=150,
         all_epochs=150,
         partial_data=False,
+        data="",
+        evaluate_on="test",
         error=error,
         late_error=None if error is None else error + 0.1,
         epoch_seconds=30.0 + seed,
@@ -55,11 +57,21 @@ def test_full_runs_stand_beside_the_paper():
         (dict(epochs=5), "5 of 150 epochs"),
         (dict(partial_data=True), "part of the data"),
         (dict(partial_data=True, epochs=5), "part of the data; 5 of 150 epochs"),
+        (dict(epochs=600), "600 of 150 epochs"),
+        (
+            dict(partial_data=True, data="9 images to train"),
+            "part of the data; 9 images to train",
+        ),
+        (dict(data="images of crc32 1"), "images of crc32 1"),
+        (dict(evaluate_on="validation"), "error on validation images"),
     ],
 )
 def test_reduced_runs_are_marked_and_have_a_row_of_their_own(changes, mark):
     reduced, full = _record(3.0, **changes), _record(0.4)
-    row, other = sorted(_rows([full, reduced]), key=lambda row: row["ours - paper"])
+    rows = _rows([full, reduced])
+    row, other = sorted(rows, key=lambda row: row["ours - paper"])
+    # Where both are of the whole set, the longer come first.
+    assert (other == rows[0]) == (changes != dict(epochs=600))
     assert (row["ours"], row["ours - paper"]) == ("3.00", "")
     assert row["remarks"] == f"{mark}; 1 x cpu"
     assert (other["ours"], other["ours - paper"]) == ("0.40", "+0.01")
@@ -81,6 +93,38 @@ def test_diverged_runs_are_counted():
     assert row["remarks"] == "1 diverged; 1 x cpu"
     (row,) = _rows([_record(None)])
     assert (row["ours"], row["ours - paper"]) == ("", "")
+
+
+def test_a_diverged_run_is_counted_among_those_on_its_data():
+    part = dict(partial_data=True, epochs=6)
+    records = [_record(2.0, **part), _record(None, seed=1, device="", **part)]
+    (row,) = _rows(records)
+    assert (row["ours"], row["runs"]) == ("2.00", "2")
+    assert row["remarks"] == "part of the data; 6 of 150 epochs; 1 diverged; 1 x cpu"
+
+
+def test_runs_on_other_images_are_not_averaged():
+    cats, planes = (
+        _record(error, config_name="own_images", data=f"images of crc32 {i}")
+        for i, error in enumerate((1.0, 21.0))
+    )
+    rows = _rows([cats, planes], "ablations")
+    assert [row["ours"] for row in rows if row["data"] == "own_images"] == [
+        "1.00",
+        "21.00",
+    ]
+
+
+def test_times_of_several_seeds_at_once_are_none_and_say_so():
+    together = [_record(0.4, seed=i, epoch_seconds=None) for i in (1, 2)]
+    row = _rows([_record(0.4), *together], "table7")[0]
+    assert (row["ours"], row["runs"]) == ("30.00", "3")
+    assert row["remarks"] == "2 of several seeds at once, not timed; 1 x cpu"
+
+
+def test_no_difference_is_written_without_a_sign_of_its_own():
+    (row,) = _rows([_record(0.389)])
+    assert row["ours - paper"] == "+0.00"
 
 
 def test_what_was_not_run_says_so_and_others_have_the_papers_values_alone():

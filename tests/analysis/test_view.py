@@ -138,6 +138,7 @@ def _look(*, names=("cat", "dog", "owl", "fox"), channels=1, each=3, **changes):
             "versions": {"jax": "0.10.2"},
             "device": "2 x cpu",
         },
+        "failure": "",
         "metrics": _metrics(),
         "data": data,
         "num_labelled": len(labels) // 2,
@@ -186,6 +187,7 @@ LOOKS = {
     "unfinished": _look(result=None, step=25),
     "older": _look(metrics=_older(_metrics())),
     "nothing yet": _look(metrics=[], result=None, step=0),
+    "diverged": _look(result=None, failure="cmmd is <1e9>", step=25),
     "one epoch": _look(metrics=_metrics(1)),
     "no errors": _correct(_look()),
     "one of each": _look(each=1),
@@ -256,6 +258,10 @@ def test_the_header_says_what_matters_most():
     ("look", "notice"),
     [
         (LOOKS["unfinished"], "checkpoint of step 25: 2 of 3 epochs"),
+        (
+            LOOKS["diverged"],
+            "This run diverged: cmmd is <1e9>. The page shows its checkpoint of step",
+        ),
         (LOOKS["nothing yet"], "checkpoint of step 0: 0 of 3 epochs"),
         (_with_data(_look(), partial=True), "only a part of the set"),
         (_look(result={"skipped_steps": 7}), "7 steps were skipped"),
@@ -308,6 +314,21 @@ def test_metrics_that_were_not_logged_have_no_chart():
     assert page.texts("figcaption")[5] == "Gradient norm all 6.67 encoder 6.33"
     older = _page(LOOKS["older"])
     assert older.texts("h3")[4:6] == ["Mean of the kernel", "Confused most often"]
+
+
+def test_a_legend_has_the_last_number_there_is():
+    lines = _metrics()
+    lines[-1]["pivot_largest"] = float("nan")
+    lines[-1]["pivot_smallest"] = 0.5
+    captions = _page(_look(metrics=lines)).texts("figcaption")
+    assert "Pivots of the Gram matrices largest 1.1 smallest 0.5" in captions
+
+
+def test_only_some_of_many_classes_are_reconstructed_and_it_says_so():
+    few = [_page(LOOKS[name]).texts("p") for name in ("grey", "hundred")]
+    start = "The first test image of each class"
+    assert any(text.startswith(f"{start}, and beside") for text in few[0])
+    assert any(text.startswith(f"{start}, of 4 classes, and") for text in few[1])
 
 
 def test_a_curve_breaks_where_a_value_is_missing_or_not_finite():
