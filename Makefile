@@ -32,7 +32,7 @@ benchmark: $(VENV)/installed
 
 # The file is touched last, so that an installation that failed is done again.
 $(VENV)/installed: pyproject.toml requirements.txt
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 

@@ -84,7 +84,9 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         text = str(cause.args[0] if isinstance(cause, KeyError) else cause)
         # In a file it lists all other keys, with their values.
         text = re.sub(r'^Key "(\w+)" does not .* present: .*?}"', r"'\1'", text)
-        _stop(f"unknown configuration key {text}")
+        # A file may also have misspelt a function.
+        is_module = text.startswith("module ")
+        _stop(text if is_module else f"unknown configuration key {text}")
     except (flags.Error, KeyError, TypeError, ValueError, OSError) as error:
         # A wrong value, or a file that is missing or raises: the last line says why.
         _stop(str(error).strip().splitlines()[-1])

@@ -72,7 +72,8 @@ def agreement(*, small: bool) -> dict[str, Any]:
         arrays = (0.2 * z_s, y_s, 0.2 * z_t, y_t)
         (value, expected), errors = _on_both(both, arrays)
         found[f"cmmd, n = {n}"] = dict(gpu=value, cpu=expected, **errors)
-        if abs(value / expected - 1) > 1e-4:
+        # Not >, so that NaN differs as well.
+        if not (abs(value / expected - 1) <= 1e-4 and errors["gradient_error"] <= 1e-3):
             raise AssertionError(f"CMMD differs: {found}")
     for network in step.SHAPES:
         setup = step.build(network, 8 if small else 100)
@@ -87,6 +88,11 @@ def agreement(*, small: bool) -> dict[str, Any]:
             names = ("loss", "cmmd", "reconstruction", "gradient_norm")
             values[device.platform] = {name: float(got[name]) for name in names}
         found[f"step, {network}"] = values
+        here, cpu = values[jax.devices()[0].platform], values["cpu"]
+        for name in cpu:
+            # TF32 has three digits, and the inverse of K multiplies what they leave.
+            if not abs(here[name] / cpu[name] - 1) <= 0.2:
+                raise AssertionError(f"{name} of a step differs: {found}")
     return found
 
 

@@ -160,7 +160,8 @@ def train_step(setup: Setup, *, diagnose_every: int) -> steps.TrainStep:
 
 def train_form(name: str, setup: Setup, *, num_steps: int, loop: bool) -> Form:
     """Makes a form of ``num_steps`` steps: one compiled loop, or calls of one step."""
-    step = train_step(setup, diagnose_every=num_steps)
+    # Once in an epoch of MNIST, whatever the form.
+    step = train_step(setup, diagnose_every=500)
     train_steps = steps.make_train_steps(step, steps_per_epoch=num_steps)
     train = parallel.data_parallel(
         train_steps if loop else step, axis_name=steps.AXIS, donate=True

@@ -45,6 +45,7 @@ def validate(config: ConfigDict) -> None:
     real = dict(width=0, divergence_bound=1)
     real |= dict(learning_rate=0, momentum=0, b1=0, b2=0, weight_decay=0, lr_decay=0)
     real |= dict(clip_norm=0, reconstruction_weight=0, confidence_weight=0)
+    real |= dict(ridge=0)
     for name, bound in (real | whole).items():
         value = config[name]
         kind, text = (int, "whole ") if name in whole else ((int, float), "")
@@ -72,7 +73,8 @@ def validate(config: ConfigDict) -> None:
             f"batch_size={config.batch_size} must be at most {_LARGEST_BATCH}: CMMD "
             "factorises matrices of batch_size x batch_size."
         )
-    choices = dict(
+    choices: dict[str, tuple[Any, ...]] = dict(
+        network=tuple(networks.SIDES),
         optimizer=("sgd", "adam"),
         objective=("cmmd", "cross_entropy", "reconstruction"),
         kernel_on=tuple(_EMBEDDINGS),
@@ -86,6 +88,14 @@ def validate(config: ConfigDict) -> None:
     for name, allowed in choices.items():
         if config[name] not in allowed:
             raise ValueError(f"{name}={config[name]!r} must be one of {allowed}.")
+    for name in ("flip", "normalise", "normalise_z", "use_extra", "allow_partial_data"):
+        if not isinstance(config[name], bool):
+            raise ValueError(f"{name}={config[name]!r} must be True or False.")
+    if config.kernel_on != "z" and config.objective != "cmmd":
+        raise ValueError(
+            f"objective={config.objective!r} has no kernel to act on "
+            f"{config.kernel_on!r}: set kernel_on='z', or objective='cmmd'."
+        )
     if config.keep_best and config.evaluate_on != "validation":
         raise ValueError(
             f"keep_best={config.keep_best} needs evaluate_on='validation' (and a "
@@ -106,7 +116,7 @@ def validate(config: ConfigDict) -> None:
     milestones = config.lr_milestones
     if (
         not isinstance(milestones, (tuple, list))
-        or any(not isinstance(epoch, int) or epoch < 1 for epoch in milestones)
+        or any(type(epoch) is not int or epoch < 1 for epoch in milestones)
         or list(milestones) != sorted(milestones)
     ):
         raise ValueError(

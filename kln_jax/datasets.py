@@ -265,10 +265,17 @@ def load(
             eval_labels=parts.train_labels[num_train:],
             evaluate_on="validation",
         )
+    labels = parts.train_labels[:num_train]
+    counts = np.bincount(labels, minlength=len(parts.class_names))
+    # Known sets have many of each; a part of one may do without.
+    if name == "own_images" and not counts.all():
+        raise DatasetError(
+            f"class {parts.class_names[int(counts.argmin())]!r} has too few images: "
+            f"none is left to train, for validation_fraction={validation_fraction} "
+            f"and, without a test part, test_fraction={test_fraction} hold them out"
+        )
     return dataclasses.replace(
-        parts,
-        train_images=parts.train_images[:num_train],
-        train_labels=parts.train_labels[:num_train],
+        parts, train_images=parts.train_images[:num_train], train_labels=labels
     )
 
 

@@ -40,6 +40,23 @@ def encode(state: TrainState, images: Array, *, model: KLN) -> Array:
     return steps.predict(model, state, images).z
 
 
+def check_count(count: int, size: int) -> None:
+    """Refuses more principal components than an image has values.
+
+    Args:
+      count: How many components.
+      size: How many values.
+
+    Raises:
+      ValueError: If there are fewer values.
+    """
+    if count > size:
+        raise ValueError(
+            f"latent_dim={count} must be at most {size}, the number of values of an "
+            "image, where kernel_on='pca'."
+        )
+
+
 def principal_components(
     images: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -63,11 +80,7 @@ def principal_components(
       (50, 3)
     """
     size = images[0].size
-    if count > size:
-        raise ValueError(
-            f"latent_dim={count} must be at most {size}, the number of values of an "
-            "image, where kernel_on='pca'."
-        )
+    check_count(count, size)
     mean, second_moment = np.zeros(size), np.zeros((size, size))
     for start in range(0, len(images), _BLOCK):
         x = images[start : start + _BLOCK].reshape(-1, size) / 255.0

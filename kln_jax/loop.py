@@ -388,7 +388,8 @@ class Training:
             )
         elif made < count:
             trouble = self._trouble(progress, epoch, position + made)
-            failure = f"{trouble}; before it, {self._save({place: progress})}."
+            saved = self._save({place: progress})
+            failure = f"{trouble}, for a run of its own; before it, {saved}."
         if failure:
             progress.failure = f"{progress.name}{failure}"
             if self._program.several:
@@ -457,7 +458,13 @@ class Training:
         history = dict(progress.history)
         predicted = history.pop("predicted")
         if self._config.objective != "reconstruction":  # Which knows of no classes.
-            _warn_of_collapse(predicted, self._class_names, epoch, seed=progress.name)
+            _warn_of_collapse(
+                predicted,
+                self._class_names,
+                epoch,
+                seed=progress.name,
+                advice=_against_collapse(self._config),
+            )
         healthy = history.pop("healthy")
         last = {name: history.pop(name)[-1:] for name in _DIAGNOSTICS}
         made = {name: values[healthy] for name, values in history.items()}
@@ -512,16 +519,31 @@ def _evaluate(
     return evaluated
 
 
+def _against_collapse(config: ConfigDict) -> str:
+    """Says what to turn where classes have collapsed."""
+    if not config.clip_norm:
+        return "set clip_norm, to 10 say"
+    if config.objective == "cmmd" and config.ridge < 0.1:
+        return "raise ridge to 0.1"
+    return "lower learning_rate"
+
+
 def _warn_of_collapse(
-    predicted: np.ndarray, class_names: tuple[str, ...], epoch: int, *, seed: str = ""
+    predicted: np.ndarray,
+    class_names: tuple[str, ...],
+    epoch: int,
+    *,
+    advice: str,
+    seed: str = "",
 ) -> None:
     """Warns of classes that were never predicted, of predictions (steps, C)."""
     missing = np.flatnonzero(predicted.sum(axis=0) == 0)
     if missing.size:
         logger.warning(
             "%sepoch %d: never predicted: %s. If this lasts, the classes have "
-            "collapsed: set clip_norm, or raise ridge to 0.1.",
+            "collapsed: %s.",
             seed,
             epoch,
             ", ".join(f"class {class_names[i]}" for i in missing),
+            advice,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,7 +12,15 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from kln_jax import configuration, datasets, networks, objectives, parallel, steps
+from kln_jax import (
+    configuration,
+    datasets,
+    embeddings,
+    networks,
+    objectives,
+    parallel,
+    steps,
+)
 from kln_jax.augment import channel_statistics
 from kln_jax.steps import TrainingData, TrainState
 
@@ -74,13 +83,25 @@ def make_program(
             f"crop_padding={config.crop_padding} must be below {side}, the side of the "
             "images in pixels."
         )
+    if config.kernel_on == "pca":
+        embeddings.check_count(config.latent_dim, math.prod(image_shape))
     count = len(data.train_images)
-    if config.batch_size > count:
+    for kind, number in ("training", count), ("labelled", config.num_labels or count):
+        if config.batch_size > number:
+            logger.warning(
+                "batch_size=%d is more than the %d %s images: a batch has some of "
+                "them more than once.",
+                config.batch_size,
+                number,
+                kind,
+            )
+            break
+    if late := [e for e in config.lr_milestones if e > config.num_epochs]:
         logger.warning(
-            "batch_size=%d is more than the %d training images: a batch has some of "
-            "them more than once.",
-            config.batch_size,
-            count,
+            "lr_milestones=%s: %s come after the last of %d epochs and do nothing.",
+            tuple(config.lr_milestones),
+            late,
+            config.num_epochs,
         )
     steps_per_epoch = max(1, count // config.batch_size)
     model = make_model(config, data)

@@ -25,6 +25,9 @@ WHEREABOUTS = (
     "keep_last",
     "keep_best",
 )
+# Keys of what happens at a step that is not healthy: a run may go on with others, and
+# one that diverged can in no other way.
+_AT_UNHEALTHY_STEPS = ("on_nonfinite", "max_skipped_steps", "divergence_bound")
 # Keys that reading a run needs beside those at which `validate` looks.
 _READ = (
     *("dataset", "data_dir", "allow_partial_data", "validation_fraction"),
@@ -103,7 +106,7 @@ def check(directory: pathlib.Path, config: ConfigDict) -> None:
                 "Choose another --workdir."
             )
         return
-    skipped = {*WHEREABOUTS}
+    skipped = {*WHEREABOUTS, *_AT_UNHEALTHY_STEPS}
     if config.allow_partial_data:  # What it allows, it need not find.
         skipped.add("allow_partial_data")
     earlier, present = (

@@ -220,12 +220,14 @@ def load_run(workdir: str | pathlib.Path, *, best: bool = False) -> Run:
       The `Run`.
 
     Raises:
-      ValueError: If there is no run, or none with such a checkpoint.
+      ValueError: If there is no run, or none with such a checkpoint, or its data are
+        no longer those that it had.
       CheckpointError: If its checkpoints are damaged.
     """
     directory = pathlib.Path(workdir)
     config = rundir.read_config(directory)
     data = _load(config)
+    rundir.check_data(directory, data)
     labelled = rundir.labelled_rows(directory, config, data.train_labels)
     model = make_model(config, data)
     state = restore(directory, config, model, data.train_images.shape[1:], best=best)
@@ -295,7 +297,12 @@ def _embedding(
     An autoencoder is trained first: on all images, as the configuration trains.
     """
     if config.kernel_on == "pca":
-        return embeddings.principal_components(data.train_images, config.latent_dim)
+        with interruption.may_leave(lambda: NOTHING_NEW):
+            fitted = embeddings.principal_components(
+                data.train_images, config.latent_dim
+            )
+        # Signs of eigenvectors may be others on another machine.
+        return parallel.from_main(fitted)
     if config.kernel_on != "autoencoder":
         return ()
     logger.info("training the autoencoder on which the kernel acts")

@@ -59,6 +59,14 @@ from kln_jax import configuration, training
         (dict(momentum=2.0), "momentum=2.0 must be below 1"),
         (dict(batch_size=99_999), "batch_size=99999 must be at most 20000"),
         (dict(bandwidths="13"), "bandwidths are '13', but must be a sequence"),
+        (dict(ridge=True), "ridge=True must be a number"),
+        (dict(flip="False"), "flip='False' must be True or False"),
+        (dict(normalise_z=1), "normalise_z=1 must be True or False"),
+        (dict(kernel_on="pca", latent_dim=785), "latent_dim=785 must be at most 784"),
+        (
+            dict(kernel_on="autoencoder", objective="cross_entropy"),
+            "objective='cross_entropy' has no kernel to act on 'autoencoder'",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_run_is_refused_before_anything_is_made(
@@ -71,7 +79,7 @@ def test_a_config_that_cannot_be_run_is_refused_before_anything_is_made(
     assert not list(pathlib.Path().iterdir())
 
 
-@pytest.mark.parametrize("milestones", [(5, 1), (1.5,), 3, (0, 1)])
+@pytest.mark.parametrize("milestones", [(5, 1), (1.5,), 3, (0, 1), (True,)])
 def test_milestones_are_whole_epochs_in_ascending_order(milestones):
     config = ConfigDict({**digits.get_config().to_dict(), "lr_milestones": milestones})
     with pytest.raises(

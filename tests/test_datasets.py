@@ -674,6 +674,17 @@ def test_an_image_is_read_in_the_shape_of_the_network(tmp_path, shape, margin):
     assert image.sum(dtype=int) == inside.sum(dtype=int)
 
 
+def test_a_class_without_an_image_to_train_is_named(root):
+    _folder(root, classes=("ant",), n=40)
+    _folder(root, classes=("bee",), n=1)
+    with pytest.raises(
+        datasets.DatasetError,
+        match=r"class 'bee' has too few images: none is left to train, for validation_f"
+        r"raction=0\.4 and, without a test part, test_fraction=0\.2 hold them out$",
+    ):
+        datasets.load("own_images", data_dir=root, validation_fraction=0.4)
+
+
 def test_folders_own_test_part_is_used(root):
     _folder(root)
     _folder(root, classes=("bee",), part="test", n=3)

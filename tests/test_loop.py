@@ -39,7 +39,8 @@ def test_a_diverging_run_stops_and_keeps_the_last_healthy_state(tmp_path):
     config = _config(learning_rate=1e12, clip_norm=0.0)
     message = (
         r"^\w+ is \S+ at step (\d+) \(pivots of the Gram matrices .*condition number "
-        r"is at least .*\)\. Turn .* it\); before it, the state after step \1 is saved"
+        r"is at least .*\)\. Turn .* it\), for a run of its own; before it, the state "
+        r"after step \1 is saved"
     )
     with pytest.raises(training.DivergenceError, match=message) as caught:
         training.train_and_evaluate(config, str(tmp_path))
@@ -50,6 +51,11 @@ def test_a_diverging_run_stops_and_keeps_the_last_healthy_state(tmp_path):
     # The same configuration goes the same way.
     with pytest.raises(training.DivergenceError, match=message):
         training.train_and_evaluate(config, str(tmp_path))
+    # One that looks away does not.
+    config.update(on_nonfinite="skip", max_skipped_steps=2)
+    with pytest.raises(training.DivergenceError, match=message):
+        training.train_and_evaluate(config, str(tmp_path))
+    assert int(training.load_run(tmp_path).state.skipped) == 2
 
 
 def test_parameters_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
@@ -87,8 +93,22 @@ def test_unhealthy_steps_are_skipped_said_and_counted(tmp_path, caplog):
 
 def test_a_class_that_is_never_predicted_is_named(caplog):
     predicted = np.array([[3, 0, 1], [2, 0, 0]])
-    loop._warn_of_collapse(predicted, ("cat", "dog", "owl"), 4)
+    loop._warn_of_collapse(predicted, ("cat", "dog", "owl"), 4, advice="do it")
     assert "epoch 4: never predicted: class dog." in caplog.text
+    assert caplog.text.endswith("have collapsed: do it.\n")
     caplog.clear()
-    loop._warn_of_collapse(predicted + 1, ("cat", "dog", "owl"), 5)
+    loop._warn_of_collapse(predicted + 1, ("cat", "dog", "owl"), 5, advice="do it")
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        (dict(clip_norm=0.0), "set clip_norm"),
+        (dict(ridge=0.01), "raise ridge to 0.1"),
+        (dict(ridge=0.01, objective="cross_entropy"), "lower learning_rate"),
+        (dict(), "lower learning_rate"),
+    ],
+)
+def test_what_is_advised_against_a_collapse_is_not_done_already(changes, advice):
+    assert loop._against_collapse(_config(**changes)).startswith(advice)

@@ -303,6 +303,35 @@ def test_a_signal_may_end_it_while_anything_is_compiled(tmp_path, monkeypatch):
     assert first_calls == dict(init=True, rows=True, train=True, evaluate=True)
 
 
+def test_a_signal_may_end_it_while_components_are_fitted(monkeypatch):
+    inside = []
+
+    class Stop(Interruption):
+        @contextlib.contextmanager
+        def may_leave(self, function):
+            inside.append("entered")
+            yield
+            inside.append("left")
+
+    def fit(images, count):
+        inside.append("fitted")
+        return np.zeros(4), np.zeros((4, count))
+
+    monkeypatch.setattr(training.embeddings, "principal_components", fit)
+    data = datasets.Dataset("a", "", *[np.zeros((2, 2, 2, 1)), np.zeros(2)] * 2, ("0",))
+    config = _config(kernel_on="pca")
+    training._embedding(config, data, np.arange(2), None, Stop())
+    assert inside == ["entered", "fitted", "left"]
+
+
+def test_a_run_is_read_back_with_the_data_that_it_had(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
+    about = json.loads((tmp_path / "data.json").read_text())
+    (tmp_path / "data.json").write_text(json.dumps({**about, "version": "crc32 1"}))
+    with pytest.raises(ValueError, match=r"a run on other data: version \(crc32 1 the"):
+        training.load_run(tmp_path)
+
+
 def _after(name, function):
     """Returns a method of `Progress` that calls a function when it is done."""
     method = getattr(loop.Progress, name)
