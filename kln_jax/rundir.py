@@ -6,12 +6,13 @@ import datetime
 import io
 import json
 import pathlib
+import zlib
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from kln_jax import datasets, files
+from kln_jax import datasets, files, parallel
 from kln_jax.configuration import validate
 
 # Keys that say where a run computes, not what: a run may go on with others.
@@ -152,6 +153,25 @@ def check_data(directory: pathlib.Path, data: datasets.Dataset) -> None:
         raise ValueError(
             f"{directory} holds a run on other data: {different}. Choose another "
             "--workdir, or put the same data back."
+        )
+
+
+def check_everywhere(data: datasets.Dataset) -> None:
+    """Refuses data that are not the same in all processes.
+
+    Args:
+      data: The data set that this process has read.
+
+    Raises:
+      ValueError: If some process, not only this one, has read another.
+    """
+    checksum = zlib.crc32(json.dumps(_about(data)).encode()) >> 1  # Of 31 bits.
+    (read,) = parallel.gather([checksum]).T
+    if (read != read[0]).any():
+        others = np.flatnonzero(read != read[0]).tolist()
+        raise ValueError(
+            f"Processes {others} read other data than process 0. Give all the same "
+            "data_dir, with the same files."
         )
 
 

@@ -119,6 +119,7 @@ def train_and_evaluate(
             return _finished(place, list(configs))
         with parallel.main_first():  # It prepares and caches what the others read.
             data = _load(config)
+        rundir.check_everywhere(data)
         if place:
             for name in configs:
                 rundir.check_data(place / name, data)

@@ -65,6 +65,21 @@ def test_a_finished_run_is_not_that_of_other_data(tmp_path, capsys):
         assert "This run is finished" in capsys.readouterr().out
 
 
+def test_processes_that_read_other_data_than_the_first_are_named(monkeypatch):
+    images, labels = np.zeros((2, 28, 28, 1), np.uint8), np.arange(2)
+    data = Dataset("own_images", "crc32 1", images, labels, images, labels, ("0", "1"))
+    rundir.check_everywhere(data)
+
+    def gathered(numbers):
+        (own,) = numbers
+        assert 0 <= own < 2**31
+        return np.array([[own], [own], [own + 1]])
+
+    monkeypatch.setattr(rundir.parallel, "gather", gathered)
+    with pytest.raises(ValueError, match=r"^Processes \[2\] read other data than pro"):
+        rundir.check_everywhere(data)
+
+
 def test_a_run_does_not_go_on_with_other_data(tmp_path):
     path = tmp_path / "data.npz"
     rng = np.random.default_rng(0)

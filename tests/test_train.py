@@ -60,6 +60,19 @@ def test_a_key_misspelt_in_a_file_is_one_line(tmp_path):
     )
 
 
+def test_a_function_misspelt_in_a_file_is_no_key(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from configs import digits\n\n\ndef get_config():\n"
+        "    return digits.get_confg()\n"
+    )
+    done = _train(f"--config={own}", cwd=ROOT)
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[-1] == (
+        "train.py: error: module 'configs.digits' has no attribute 'get_confg'"
+    )
+
+
 def test_a_run_ends_with_its_error_and_place(tmp_path):
     done = _train(
         DIGITS,
