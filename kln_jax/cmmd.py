@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ from kln_jax.kernels import (
     as_floats,
     check_kernel,
     gaussian_mixture,
+    is_real,
     largest_value,
     linear,
     matmul,
@@ -475,20 +477,19 @@ def check_ridge(
     """Refuses a ridge with which the Cholesky factor of K~ would be noise.
 
     Args:
-      ridge: The regularisation lambda.
+      ridge: The regularisation lambda. A traced one has no value yet to look at.
       n: Number of points of a Gram matrix.
       dtype: Type of its entries.
       largest: The largest k(x, x), in whose units the ridge is.
+
+    Raises:
+      ValueError: If the ridge is not one positive, finite number, or is too small.
     """
-    if isinstance(ridge, jax.core.Tracer):  # Its value is not known yet.
-        return
-    if (
-        ridge is None
-        or isinstance(ridge, str)
-        or jnp.ndim(ridge)
-        or not 0.0 < float(ridge) < float("inf")
-    ):
+    traced = isinstance(ridge, jax.core.Tracer)
+    if not _is_number(ridge) or not (traced or 0.0 < float(ridge) < float("inf")):
         raise ValueError(f"ridge={ridge!r} must be a positive, finite number.")
+    if traced:
+        return
     # Rounding moves the eigenvalues of a Gram matrix by up to this. Features that are
     # not finite have none, and are to give NaN.
     bound = n * float(jnp.finfo(dtype).eps) * largest
@@ -500,6 +501,12 @@ def check_ridge(
             f"{max(0.1 * largest, 10 * bound):.2g}, or float64 arrays with "
             "jax_enable_x64."
         )
+
+
+def _is_number(value: Any) -> bool:
+    if not hasattr(value, "dtype"):
+        return isinstance(value, int | float)
+    return is_real(value.dtype) and jnp.ndim(value) == 0
 
 
 def _listed(shapes: dict[str, tuple[int, ...]]) -> str:

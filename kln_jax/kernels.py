@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 
 class Kernel(Protocol):
@@ -258,6 +258,19 @@ def largest_value(kernel: Kernel, *sets: Array) -> float:
     return 1.0
 
 
+def is_real(dtype: DTypeLike) -> bool:
+    """Returns whether a type is one of real numbers.
+
+    Args:
+      dtype: Of an array.
+
+    Returns:
+      Whether it is boolean, integer or floating.
+    """
+    kinds = (jnp.bool_, jnp.integer, jnp.floating)
+    return any(jnp.issubdtype(dtype, kind) for kind in kinds)
+
+
 def _as_real(array: ArrayLike) -> Array:
     try:
         converted = jnp.asarray(array)
@@ -265,10 +278,7 @@ def _as_real(array: ArrayLike) -> Array:
         dtype = getattr(array, "dtype", type(array).__name__)
     else:
         dtype = converted.dtype
-        if any(
-            jnp.issubdtype(dtype, kind)
-            for kind in (jnp.bool_, jnp.integer, jnp.floating)
-        ):
+        if is_real(dtype):
             return converted
     raise ValueError(f"An array of {dtype} was given, but must be of real numbers.")
 

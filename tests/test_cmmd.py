@@ -1007,10 +1007,18 @@ def test_ridge_that_is_not_positive_is_refused(ridge):
             jax.jit(lambda call=call: call(ridge))()
 
 
-def test_ridge_must_be_a_scalar():
+@pytest.mark.parametrize("ridge", [np.array([0.1, 0.2], np.float32), 1j, {}, "1"])
+def test_ridge_must_be_a_real_scalar(ridge):
     for call in _calls(3):
-        with pytest.raises(ValueError, match="ridge"):
-            call(np.array([0.1, 0.2], np.float32))
+        with pytest.raises(ValueError, match="must be a positive, finite number"):
+            call(ridge)
+
+
+@pytest.mark.parametrize("ridge", [jnp.ones(3), jnp.complex64(1)])
+def test_traced_ridge_must_be_a_real_scalar(ridge):
+    for call in _calls(3):
+        with pytest.raises(ValueError, match="must be a positive, finite number"):
+            jax.jit(call)(ridge)
 
 
 @pytest.mark.parametrize(("n", "ridge"), [(100, 1e-6), (1000, 1e-4), (3, 1e-8)])
