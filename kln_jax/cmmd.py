@@ -36,6 +36,7 @@ from kln_jax.kernels import (
     as_floats,
     check_kernel,
     gaussian_mixture,
+    gram,
     is_real,
     largest_value,
     linear,
@@ -124,11 +125,11 @@ def _cmmd(
     x = jnp.concatenate([x_s, x_t])
     # From one Gram matrix of all points: equal points of s and t have equal rows in
     # it, to the last bit, so that what should cancel does.
-    K, y_s, y_t = as_floats(kernel(x, x), y_s, y_t)
+    K, y_s, y_t = as_floats(gram(kernel, x, x), y_s, y_t)
     K_s, K_t, K_ts = K[:n, :n], K[n:, n:], K[n:, :n]
     if label_kernel is not linear:
         y = jnp.concatenate([y_s, y_t])
-        L = label_kernel(y, y)
+        L = gram(label_kernel, y, y)
         return _trace(K_s, K_t, K_ts, L[:n, :n], L[n:, n:], L[:n, n:], ridge)
     A_s, A_t = solve_both((K_s, y_s), (K_t, y_t), ridge)
     return _squared_distance(K, A_s, A_t)
@@ -220,14 +221,14 @@ class ConditionalEmbedding:
 
 @jax.jit
 def _predict(embedding: ConditionalEmbedding, x_new: Array) -> Array:
-    K_new = embedding.kernel(x_new, embedding.x)
+    K_new = gram(embedding.kernel, x_new, embedding.x)
     return matmul(*as_floats(K_new, embedding.coefficients))
 
 
 @jax.jit
 def _distance(s: ConditionalEmbedding, t: ConditionalEmbedding) -> Array:
     x = jnp.concatenate(as_features(s.kernel, s.x, t.x))
-    K = s.kernel(x, x)
+    K = gram(s.kernel, x, x)
     return _squared_distance(*as_floats(K, s.coefficients, t.coefficients))
 
 
@@ -279,7 +280,7 @@ def conditional_embedding(
 def _conditional_embedding(
     x: Array, y: Array, ridge: Array, *, kernel: Kernel
 ) -> ConditionalEmbedding:
-    K, y = as_floats(kernel(x, x), y)
+    K, y = as_floats(gram(kernel, x, x), y)
     return ConditionalEmbedding(x, _solve(K, y, ridge), kernel)
 
 

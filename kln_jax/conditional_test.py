@@ -27,6 +27,7 @@ from kln_jax.kernels import (
     check_kernel,
     check_key,
     gaussian_mixture,
+    gram,
     largest_value,
     linear,
     matmul,
@@ -190,7 +191,7 @@ def _cmmd_test(
     label_kernel: Kernel,
     num_resamples: int,
 ) -> CMMDTestResult:
-    K, y = as_floats(kernel(x, x), y)
+    K, y = as_floats(gram(kernel, x, x), y)
     S = jnp.where(jnp.arange(len(x)) < n_s, 1.0, -1.0).astype(K.dtype)
     Y = _label_features(y, label_kernel)
     rounding = 8.0 * jnp.finfo(Y.dtype).eps * jnp.max(jnp.abs(Y), axis=0)
@@ -218,7 +219,7 @@ def _label_features(y: Array, label_kernel: Kernel) -> Array:
     """Vectors whose inner products are the label kernel."""
     if label_kernel is linear:
         return y
-    values, vectors = jnp.linalg.eigh(label_kernel(y, y))
+    values, vectors = jnp.linalg.eigh(gram(label_kernel, y, y))
     return vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]
 
 
@@ -301,17 +302,17 @@ def _statistics(K: Array, R: Array, signs: Array, lam: Array) -> Array:
     padding = jnp.tile(signs[:1], (batches * size - len(signs), 1))
     padded = jnp.concatenate([signs, padding]).reshape(batches, size, n)
 
-    def gram(A: Array) -> Array:
+    def product(A: Array) -> Array:
         return matmul(K, A.reshape(n, -1)).reshape(A.shape)
 
     def batch(rows: Array) -> Array:
         S = rows.T[:, :, None]
 
         def system(A: Array) -> Array:
-            return 0.5 * (gram(A) + S * gram(S * A)) + lam * A
+            return 0.5 * (product(A) + S * product(S * A)) + lam * A
 
         rhs = jnp.broadcast_to(R[:, None, :], (n, size, width))
         A, _ = cg(system, rhs, tol=1e-5, maxiter=500)
-        return jnp.sum(S * A * gram(S * A), axis=(0, 2))
+        return jnp.sum(S * A * product(S * A), axis=(0, 2))
 
     return lax.map(batch, padded).reshape(-1)[: len(signs)]

@@ -122,7 +122,7 @@ class _Sum(ComposableKernel):
 
     def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
         a, b = _arrays(a, b)
-        return jnp.add(*as_floats(self.left(a, b), self.right(a, b)))
+        return jnp.add(*as_floats(gram(self.left, a, b), gram(self.right, a, b)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _Product(ComposableKernel):
 
     def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
         a, b = _arrays(a, b)
-        return jnp.multiply(*as_floats(self.left(a, b), self.right(a, b)))
+        return jnp.multiply(*as_floats(gram(self.left, a, b), gram(self.right, a, b)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +208,32 @@ def check_kernel(name: str, kernel: Any) -> None:
     if kernel in (gaussian_mixture, laplacian, rational_quadratic, polynomial):
         maker = kernel.__name__
         raise ValueError(f"{name}={maker} makes a kernel: call it first, {maker}(...).")
+
+
+def gram(kernel: Kernel, a: Array, b: Array) -> Array:
+    """Returns the Gram matrix of two sets, or refuses what a kernel gives instead.
+
+    Args:
+      kernel: A callable, maybe from elsewhere.
+      a: Points, shape ``(n, ...)``.
+      b: Points, shape ``(m, ...)``.
+
+    Returns:
+      The kernel's values, shape ``(n, m)``.
+
+    Raises:
+      ValueError: If they have another shape, as those of a function of two single
+        points have: broadcast, they would be a wrong Gram matrix.
+    """
+    values = kernel(a, b)
+    if jnp.shape(values) != (expected := a.shape[:1] + b.shape[:1]):
+        raise ValueError(
+            f"The kernel {kernel!r} returned shape {jnp.shape(values)} of points "
+            f"{a.shape} and {b.shape}, but must return their Gram matrix, {expected}. "
+            "Make one of a function k of two single points by jax.vmap twice: "
+            "jax.vmap(jax.vmap(k, (None, 0)), (0, None))."
+        )
+    return values
 
 
 def check_key(key: Any) -> None:

@@ -15,6 +15,7 @@ from kln_jax.kernels import (
     as_floats,
     check_kernel,
     gaussian_mixture,
+    gram,
     matmul,
     takes_any_rank,
 )
@@ -90,10 +91,10 @@ def _mmd(x: Array, y: Array, *, kernel: Kernel, unbiased: bool) -> Array:
     n, m = len(x), len(y)
     z = jnp.concatenate([x, y])
     # From one Gram matrix, as in `cmmd`: what should cancel does.
-    (K,) = as_floats(kernel(z, z))
+    (K,) = as_floats(gram(kernel, z, z))
     weights = jnp.concatenate([jnp.full(n, 1 / n), jnp.full(m, -1 / m)]).astype(K.dtype)
     value = jnp.sum(weights * matmul(K, weights))
     if unbiased:
-        for gram in (K[:n, :n], K[n:, n:]):
-            value += (jnp.mean(gram) - jnp.mean(jnp.diagonal(gram))) / (len(gram) - 1)
+        for own in (K[:n, :n], K[n:, n:]):
+            value += (jnp.mean(own) - jnp.mean(jnp.diagonal(own))) / (len(own) - 1)
     return value

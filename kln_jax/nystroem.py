@@ -32,6 +32,7 @@ from kln_jax.kernels import (
     as_floats,
     check_key,
     gaussian_mixture,
+    gram,
     largest_value,
     matmul,
 )
@@ -135,11 +136,11 @@ def _cmmd_nystroem(
     kernel: Kernel,
 ) -> Array:
     z = draw_landmarks(key, x_s, x_t, num_landmarks)
-    K, y_s, y_t = as_floats(kernel(z, z), y_s, y_t)
+    K, y_s, y_t = as_floats(gram(kernel, z, z), y_s, y_t)
     B = _whitening(K)
 
     def features(x: Array) -> Array:
-        (K_xz,) = as_floats(kernel(x, z))
+        (K_xz,) = as_floats(gram(kernel, x, z))
         return matmul(B, K_xz.T)
 
     ridge = ridge.astype(K.dtype)

@@ -1,6 +1,7 @@
 """The kernels against their definitions in `reference`, and at their edges."""
 
 import copy
+import dataclasses
 import functools
 import pickle
 
@@ -15,6 +16,9 @@ from jax.extend import core
 
 from kln_jax import (
     cmmd,
+    cmmd_nystroem,
+    cmmd_test,
+    conditional_embedding,
     delta,
     gaussian_mixture,
     laplacian,
@@ -779,6 +783,51 @@ def test_what_is_no_kernel_is_refused(kernel, message):
         cmmd(x, y, x, y, kernel=kernel)
     with pytest.raises(ValueError, match=f"label_{message}"):
         cmmd(x, y, x, y, label_kernel=kernel)
+
+
+def _of_single_points(a, b):
+    return jnp.exp(-jnp.sum((a - b) ** 2))
+
+
+def _with_keepdims(a, b):
+    return jnp.exp(-jnp.sum((a - b) ** 2, axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "returned"),
+    [(_of_single_points, r"\(\)"), (_with_keepdims, r"\([36], 1\)")],
+)
+def test_values_that_are_no_gram_matrix_are_refused(kernel, returned):
+    key = jax.random.key(0)
+    x, y = jax.random.normal(key, (3, 2)), jnp.ones((3, 1))
+    embedding = conditional_embedding(x, y)
+    test = functools.partial(cmmd_test, x, y, x, y, key=key, num_resamples=19)
+    for call in (
+        lambda: mmd(x, x, kernel=kernel),
+        lambda: mmd(x, x, kernel=laplacian() + kernel),
+        lambda: mmd(x, x, kernel=kernel * laplacian()),
+        lambda: cmmd(x, y, x, y, kernel=kernel),
+        lambda: cmmd(x, y, x, y, label_kernel=kernel),
+        lambda: test(kernel=kernel),
+        lambda: test(label_kernel=kernel),
+        lambda: cmmd_nystroem(x, y, x, y, kernel=kernel, key=key, num_landmarks=6),
+        lambda: dataclasses.replace(embedding, kernel=kernel).predict(x),
+        lambda: dataclasses.replace(embedding, kernel=kernel).distance(
+            dataclasses.replace(embedding, kernel=kernel)
+        ),
+    ):
+        for program in (call, jax.jit(call)):
+            with pytest.raises(ValueError, match=f"returned shape {returned}.*vmap tw"):
+                program()
+    with pytest.raises(ValueError, match=r"returned shape .* their Gram .*\(3, 3\)"):
+        conditional_embedding(x, y, kernel=kernel)
+
+
+def test_a_function_of_single_points_is_a_kernel_by_vmap_twice():
+    x = jax.random.normal(jax.random.key(0), (3, 2))
+    pairs = jax.vmap(jax.vmap(_of_single_points, (None, 0)), (0, None))
+    expected = mmd(x, x + 1, kernel=gaussian_mixture((0.5,)))
+    np.testing.assert_allclose(mmd(x, x + 1, kernel=pairs), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
