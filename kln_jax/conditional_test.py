@@ -110,7 +110,8 @@ def cmmd_test(
 
     Returns:
       The statistic and the p-value, float32 scalars (float64 if an array is); not a
-      number if the data or the density ratio are not finite.
+      number if the data or the density ratio are not finite. Of y of extreme scale
+      the statistic, but not the p-value, may be out of range: 0 or infinite.
 
     Raises:
       ValueError: If shapes do not fit, a set has fewer than two points, there are
@@ -193,26 +194,40 @@ def _cmmd_test(
 ) -> CMMDTestResult:
     K, y = as_floats(gram(kernel, x, x), y)
     S = jnp.where(jnp.arange(len(x)) < n_s, 1.0, -1.0).astype(K.dtype)
-    Y = _label_features(y, label_kernel)
+    # In units of the largest value sums and squares neither overflow nor vanish.
+    Y, unit = _in_units(_label_features(y, label_kernel))
     rounding = 8.0 * jnp.finfo(Y.dtype).eps * jnp.max(jnp.abs(Y), axis=0)
     Y -= jnp.mean(Y, axis=0, keepdims=True)
     # What is left of a constant is no difference.
     Y = jnp.where(jnp.max(jnp.abs(Y), axis=0) <= rounding, 0.0, Y)
+    Y, unit_left = _in_units(Y)
     P_y, P_s = _smoothers(K, Y, S)
     if log_odds is None:
         log_odds = _fit_log_odds(P_s, S)
     resamples = _draw_groups(key, log_odds, n_s, num_resamples)
-    lam = jnp.trace(K) / 10.0 if ridge is None else ridge
+    lam = _trace(K) / 10.0 if ridge is None else ridge
     R = Y - matmul(P_y, Y)
-    T = _statistics(K, R, S[None, :], lam)[0]
-    drawn = _statistics(K, R, resamples, lam)
+    # The observed groups among the others: the error of the solver is that of all.
+    T = _statistics(K, R, jnp.concatenate([S[None, :], resamples]), lam)
+    # The observed groups, drawn again, are a tie whatever the rounding; so are they
+    # with s and t exchanged, which T does not tell apart.
+    same = jnp.abs(matmul(resamples, S)) == len(S)
     # Written so that a resample that is not a number counts against rejection.
-    exceed = jnp.sum(~(drawn < T * (1.0 - _TIE)))
+    exceed = jnp.sum(same | ~(T[1:] < T[0] * (1.0 - _TIE)))
     p_value = ((1 + exceed) / (1 + num_resamples)).astype(K.dtype)
+    unit *= unit_left
+    T = T[0] * unit * unit
     # The solver starts at zero, and would leave it there.
     finite = jnp.all(jnp.isfinite(R)) & jnp.all(jnp.isfinite(log_odds))
     T, p_value = (jnp.where(finite, value, jnp.nan) for value in (T, p_value))
     return CMMDTestResult(T, p_value)
+
+
+def _in_units(values: Array) -> tuple[Array, Array]:
+    """Returns values in units of the largest, and the unit; 1 where all are 0."""
+    largest = jnp.max(jnp.abs(values))
+    unit = jnp.where(largest > 0.0, largest, 1.0)
+    return values / unit, unit
 
 
 def _label_features(y: Array, label_kernel: Kernel) -> Array:
@@ -223,11 +238,17 @@ def _label_features(y: Array, label_kernel: Kernel) -> Array:
     return vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]
 
 
+def _trace(K: Array) -> Array:
+    """The trace; 1 of a kernel that is 0 at all points, as `linear` at the origin."""
+    trace = jnp.trace(K)
+    return jnp.where(trace == 0.0, 1.0, trace)
+
+
 def _smoothers(K: Array, Y: Array, S: Array) -> tuple[Array, Array]:
     """Ridge smoothers (K + lambda I)^-1 K of Y and of the groups, by leave-one-out."""
     centred = S - jnp.mean(S)
     targets = jnp.concatenate([Y, centred[:, None]], axis=1)
-    ridges = jnp.trace(K) * 0.25 ** jnp.arange(8, dtype=K.dtype)
+    ridges = _trace(K) * 0.25 ** jnp.arange(8, dtype=K.dtype)
 
     def smoother(lam: Array) -> Array:
         return solve(K + lam * jnp.eye(len(K), dtype=K.dtype), K, assume_a="pos").T
@@ -291,28 +312,21 @@ def _draw_groups(key: Array, log_odds: Array, n_s: int, num: int) -> Array:
 
 
 def _statistics(K: Array, R: Array, signs: Array, lam: Array) -> Array:
-    """CMMD of residuals R for each row of signs, as one linear system a batch.
+    """CMMD of residuals R for each row of signs, from batches of linear systems.
 
-    Conjugate gradients multiply all resamples by the one pooled Gram in one product;
-    the condition of the system is at most 1 + trace(K) / lambda.
+    Conjugate gradients multiply all systems of a batch by the one pooled Gram in one
+    product, but stop each by its own error: the value of a row does not depend on the
+    others. The condition of a system is at most 1 + trace(K) / lambda.
     """
-    n, width = R.shape
-    size = max(1, min(len(signs), _BATCH_ELEMENTS // (n * width)))
-    batches = -(-len(signs) // size)
-    padding = jnp.tile(signs[:1], (batches * size - len(signs), 1))
-    padded = jnp.concatenate([signs, padding]).reshape(batches, size, n)
 
-    def product(A: Array) -> Array:
-        return matmul(K, A.reshape(n, -1)).reshape(A.shape)
-
-    def batch(rows: Array) -> Array:
-        S = rows.T[:, :, None]
+    def statistic(row: Array) -> Array:
+        S = row[:, None]
 
         def system(A: Array) -> Array:
-            return 0.5 * (product(A) + S * product(S * A)) + lam * A
+            return 0.5 * (matmul(K, A) + S * matmul(K, S * A)) + lam * A
 
-        rhs = jnp.broadcast_to(R[:, None, :], (n, size, width))
-        A, _ = cg(system, rhs, tol=1e-5, maxiter=500)
-        return jnp.sum(S * A * product(S * A), axis=(0, 2))
+        A, _ = cg(system, R, tol=1e-5, maxiter=500)
+        return jnp.sum(S * A * matmul(K, S * A))
 
-    return lax.map(batch, padded).reshape(-1)[: len(signs)]
+    size = max(1, min(len(signs), _BATCH_ELEMENTS // R.size))
+    return lax.map(statistic, signs, batch_size=size)

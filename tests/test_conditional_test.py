@@ -266,6 +266,58 @@ def test_a_constant_y_is_no_difference(constant):
     assert (found.statistic, found.p_value) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e18, 1e37])
+def test_the_scale_of_y_does_not_count(scale):
+    x_s, y_s, x_t, y_t = _draw(jax.random.key(2), 0.5)
+    key = jax.random.key(0)
+    expected = cmmd_test(x_s, y_s, x_t, y_t, key=key)
+    found = cmmd_test(x_s, scale * y_s, x_t, scale * y_t, key=key)
+    assert found.p_value == expected.p_value < 0.5
+    with np.errstate(over="ignore"):  # To infinity, as the statistic itself.
+        statistic = np.float32(np.float64(expected.statistic) * scale * scale)
+    np.testing.assert_allclose(found.statistic, statistic, rtol=1e-4, atol=1e-37)
+
+
+def test_what_is_left_of_y_without_a_constant_counts():
+    x_s, y_s, x_t, y_t = _draw(jax.random.key(2), 0.5)
+    key = jax.random.key(0)
+    wide = [
+        jnp.concatenate([jnp.full_like(y, 1e15), 1e-8 * y], axis=1) for y in (y_s, y_t)
+    ]
+    found = cmmd_test(x_s, wide[0], x_t, wide[1], key=key)
+    assert found.p_value == cmmd_test(x_s, y_s, x_t, y_t, key=key).p_value
+
+
+@pytest.mark.parametrize("ridge", [None, 0.1])
+def test_a_kernel_that_is_zero_tells_nothing_apart(ridge):
+    x_s, y_s, x_t, y_t = _draw(jax.random.key(1), 5.0)
+    found = cmmd_test(
+        0 * x_s, y_s, 0 * x_t, y_t,
+        key=jax.random.key(0), kernel=linear, ridge=ridge,
+    )  # fmt: skip
+    assert (found.statistic, found.p_value) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("n_s", "n_t", "least"), [(3, 3, 2 / 20), (2, 4, 1 / 15)])
+def test_the_observed_groups_drawn_again_are_ties(n_s, n_t, least):
+    """With a small ridge rounding decides between equal statistics."""
+
+    def p_value(key):
+        keys = jax.random.split(key, 3)
+        x = 0.03 * jax.random.normal(keys[0], (n_s + n_t, 2))
+        y = jax.random.normal(keys[1], (n_s + n_t, 1))
+        return cmmd_test(
+            x[:n_s], y[:n_s], x[n_s:], y[n_s:],
+            key=keys[2], ridge=1e-5, log_density_ratio=lambda x: jnp.zeros(len(x)),
+            num_resamples=399,
+        ).p_value  # fmt: skip
+
+    keys = jax.random.split(jax.random.key(0), 100)
+    p = jax.jit(lambda keys: lax.map(p_value, keys))(keys)
+    # Once in ten thousand, one of the p-values is smaller.
+    assert p.min() >= (1 + binom.ppf(1e-4 / 100, 399, least)) / 400
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
