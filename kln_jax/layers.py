@@ -132,7 +132,7 @@ def max_pool(x: Array) -> Array:
     """Maximum over 2 x 2 windows that do not overlap.
 
     Where several values of a window share the maximum, its gradient goes to the
-    first of them in either direction.
+    first of them in either direction. The maximum of a window with NaN is NaN.
 
     Args:
       x: images (n, h, w, c), h and w even.
@@ -151,8 +151,13 @@ def max_pool(x: Array) -> Array:
     # Not `max`, whose gradient divides by the number of values equal to the maximum:
     # none is where XLA computes them twice with other roundings.
     x = x.reshape(n, h // 2, 2, w // 2, 2, c)
-    x = jnp.where(x[:, :, 0] >= x[:, :, 1], x[:, :, 0], x[:, :, 1])
-    return jnp.where(x[:, :, :, 0] >= x[:, :, :, 1], x[:, :, :, 0], x[:, :, :, 1])
+    x = _maximum(x[:, :, 0], x[:, :, 1])
+    return _maximum(x[:, :, :, 0], x[:, :, :, 1])
+
+
+def _maximum(a: Array, b: Array) -> Array:
+    # A comparison with NaN is false, which alone would keep NaN in b only.
+    return jnp.where((a >= b) | jnp.isnan(a), a, b)
 
 
 def _products_beat_convolutions() -> bool:

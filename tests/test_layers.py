@@ -396,6 +396,13 @@ def test_max_pool_gives_the_gradient_of_ties_to_the_first():
     np.testing.assert_array_equal(gradient, expected)
 
 
+@pytest.mark.parametrize("place", range(4))
+def test_max_pool_keeps_what_is_not_a_number(place):
+    window = np.array([3.0, 1.0, 0.0, 2.0], np.float32)
+    window[place] = np.nan
+    assert np.isnan(layers.max_pool(jnp.asarray(window).reshape(1, 2, 2, 1))).all()
+
+
 def test_max_pool_refuses_odd_sides():
     with pytest.raises(ValueError, match="5 x 4"):
         layers.max_pool(jnp.ones((1, 5, 4, 1)))
