@@ -172,14 +172,16 @@ class ConditionalEmbedding:
           Predictions, shape ``(m, C)``.
 
         Raises:
-          ValueError: If the features are not of the shape of the first ones.
+          ValueError: If the features are not of the shape of the first ones, or, of a
+            ``kernel.on(h)``, not of their type.
         """
         shape = jnp.shape(x_new)
         if not shape or shape[1:] != self.x.shape[1:]:
             raise ValueError(
                 f"x_new {shape} must be (m, ...) of the features of x {self.x.shape}."
             )
-        return _predict(self, jnp.asarray(x_new))
+        x_new, _ = as_features(self.kernel, x_new, self.x)
+        return _predict(self, x_new)
 
     def distance(self, other: ConditionalEmbedding) -> Array:
         r"""The squared distance to another embedding: `cmmd` of the two sets.

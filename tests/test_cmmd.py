@@ -893,6 +893,13 @@ def test_embeddings_of_images_predict_and_compare():
     np.testing.assert_allclose(s.predict(x_t), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_images_of_another_type_than_those_of_the_embedding_are_refused():
+    x, y, x_new, _ = _images()
+    embedding = conditional_embedding(x, y, kernel=gaussian_mixture().on(_pixels))
+    with pytest.raises(ValueError, match=r"of float32 and uint8.* one type"):
+        embedding.predict(x_new.astype(np.float32))
+
+
 def test_embeddings_that_do_not_compare_are_named():
     x, y, _, _ = _problem(28)
     embedding = conditional_embedding(x, y)
