@@ -261,7 +261,15 @@ def largest_value(kernel: Kernel, *sets: Array) -> float:
 
     It is not known of callables from elsewhere. Of kernels that have no bound it is
     not on an embedding, which would be computed for this alone, nor under jit.
+
+    Args:
+      kernel: A kernel.
+      *sets: What it acts on, each of shape ``(n, d)``.
+
+    Returns:
+      The largest k(x, x). What is not known counts as 1 in sums and products.
     """
+    known = bool(sets) and not any(isinstance(x, jax.core.Tracer) for x in sets)
     match kernel:
         case _GaussianMixture(bandwidths, "sum"):
             return float(len(bandwidths))
@@ -273,11 +281,9 @@ def largest_value(kernel: Kernel, *sets: Array) -> float:
             return largest_value(left, *sets) * largest_value(right, *sets)
         case _On(embedded, _):
             return largest_value(embedded)
-        case _Polynomial(degree, offset, scale):
+        case _Polynomial(degree, offset, scale) if known:
             return (scale * largest_value(linear, *sets) + offset) ** degree
-        case _Linear() if sets and not any(
-            isinstance(x, jax.core.Tracer) for x in sets
-        ):
+        case _Linear() if known:
             # Inside jit, of arrays from outside it.
             with jax.ensure_compile_time_eval():
                 return max(float(jnp.max(jnp.sum(x * x, axis=1))) for x in sets)

@@ -1084,6 +1084,8 @@ def test_the_ridge_that_is_suggested_is_accepted(largest):
         (0.1 * (linear + gaussian_mixture()), 3000.1),
         (linear * linear, 9e8),
         (gaussian_mixture(reduction="sum").on(jnp.sin), 5),
+        (linear.on(jnp.sin), 1),  # Not known, and of the next neither.
+        (polynomial(10).on(jnp.sin), 1),
         (lambda a, b: linear(a, b), 1),  # Not known.
     ],
 )
