@@ -6,6 +6,7 @@ no initialisation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -336,7 +337,7 @@ SIDES = {name: side for name, (_, _, side) in _NETWORKS.items()}
 def build(
     network: str,
     *,
-    image_shape: tuple[int, int, int],
+    image_shape: Sequence[int],
     num_classes: int,
     latent_dim: int = 128,
     normalise_z: bool = False,
@@ -369,7 +370,7 @@ def build(
     if network not in _NETWORKS:
         raise ValueError(f"network={network!r} must be one of {sorted(_NETWORKS)}.")
     encoder, decoder, side = _NETWORKS[network]
-    if image_shape[:2] != (side, side):
+    if tuple(image_shape[:2]) != (side, side):
         raise ValueError(
             f"network={network!r} takes images of {side}x{side} pixels, but the data "
             f"set has {image_shape[0]}x{image_shape[1]}. Take another network, or "

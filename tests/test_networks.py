@@ -170,3 +170,9 @@ def test_images_of_another_size_are_refused():
         networks.build("mnist", image_shape=(32, 32, 3), num_classes=10)
     with pytest.raises(ValueError, match=r"network='resnet' must be one of"):
         networks.build("resnet", image_shape=(32, 32, 3), num_classes=10)
+
+
+def test_image_shape_may_be_a_list():
+    assert networks.build(
+        "mnist", image_shape=[28, 28, 1], num_classes=10
+    ) == networks.build("mnist", image_shape=(28, 28, 1), num_classes=10)
