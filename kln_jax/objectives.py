@@ -10,7 +10,7 @@ import optax
 from jax import Array
 
 from kln_jax.cmmd import cmmd
-from kln_jax.kernels import Kernel, squared_distances
+from kln_jax.kernels import Kernel, as_floats, squared_distances
 
 
 def reconstruction_error(
@@ -26,7 +26,7 @@ def reconstruction_error(
       reduction: ``"sum"`` over pixels, as printed, or ``"mean"``.
 
     Returns:
-      A float32 scalar.
+      A float32 scalar (float64 if an argument is).
 
     Raises:
       ValueError: If the reduction is unknown.
@@ -43,6 +43,7 @@ def reconstruction_error(
         raise ValueError(
             f'reconstruction_reduction={reduction!r} must be "sum" or "mean".'
         )
+    images, reconstructions = as_floats(images, reconstructions)
     squares = jnp.square(images - reconstructions)
     mean = jnp.mean(squares)
     return mean * squares[0].size if reduction == "sum" else mean
@@ -62,7 +63,8 @@ def confidence(logits: Array) -> Array:
       logits: Class scores, shape ``(n, C)``.
 
     Returns:
-      A float32 scalar; log C where predictions are sure and balanced, its minimum.
+      A float32 scalar (float64 if the scores are); log C where predictions are sure
+      and balanced, its minimum.
 
     Examples:
       >>> float(jnp.exp(confidence(1e3 * jnp.eye(4))))
@@ -71,6 +73,7 @@ def confidence(logits: Array) -> Array:
     References:
       Section 3 of arXiv 2008.10165; Springenberg, CatGAN, arXiv 1511.06390.
     """
+    (logits,) = as_floats(logits)
     log_p = jax.nn.log_softmax(logits)
     entropy = -jnp.mean(jnp.sum(jnp.exp(log_p) * log_p, axis=1))
     log_mean = jax.nn.logsumexp(log_p, axis=0) - jnp.log(len(logits))
@@ -236,7 +239,8 @@ def gram_diagnostics(
     """
     pivots: list[Array] = []
     for x in (features_s, features_t):
-        K_tilde = kernel(x, x) + ridge * jnp.eye(len(x))
+        K = kernel(x, x)
+        K_tilde = K + ridge * jnp.eye(len(x), dtype=K.dtype)
         if pivots:  # The zero makes the second one wait, as in `cmmd.solve_both`.
             K_tilde += 0.0 * pivots[0][0]
         pivots.append(jnp.square(jnp.diag(jnp.linalg.cholesky(K_tilde))))

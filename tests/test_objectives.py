@@ -126,3 +126,32 @@ def test_gram_diagnostics_are_those_of_numpy():
     np.testing.assert_allclose(
         found["median_squared_distance"], np.median(pairs), rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_losses_of_half_precision_are_float32(dtype):
+    x = jnp.full((4, 8, 8, 1), 0.1, dtype)
+    logits = jnp.arange(12.0, dtype=dtype).reshape(4, 3)
+    for loss, exact in (
+        (
+            objectives.reconstruction_error(x, jnp.zeros_like(x)),
+            objectives.reconstruction_error(x.astype(jnp.float32), jnp.zeros(x.shape)),
+        ),
+        (
+            objectives.confidence(logits),
+            objectives.confidence(logits.astype(jnp.float32)),
+        ),
+    ):
+        assert loss.dtype == jnp.float32
+        assert loss == exact
+
+
+def test_gram_diagnostics_stay_float32_where_float64_is_enabled():
+    z = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    with jax.enable_x64(True):
+        numbers = objectives.gram_diagnostics(
+            jnp.asarray(z), jnp.asarray(z), kernel=gaussian_mixture(), ridge=0.5
+        )
+        losses = objectives.confidence(jnp.ones((2, 3), jnp.float64))
+    assert {number.dtype.name for number in numbers.values()} == {"float32"}
+    assert losses.dtype == jnp.float64
