@@ -32,9 +32,14 @@ from jax.typing import ArrayLike
 
 from kln_jax.kernels import (
     Kernel,
+    are_integers,
     as_features,
     as_floats,
+    as_integers,
+    beside_labels,
     check_kernel,
+    delta,
+    float_type,
     gaussian_mixture,
     gram,
     is_real,
@@ -80,7 +85,8 @@ def cmmd(
       y_t: One-hot labels or class probabilities of set t, shape ``(n_t, C)``.
       kernel: Kernel on features. A kernel that is made anew for each call and does
         not compare equal is compiled anew.
-      label_kernel: Kernel on labels.
+      label_kernel: Kernel on labels. To `delta` class numbers may be given as integers,
+        ``labels[:, None]``.
       ridge: The regularisation lambda > 0, in units of the kernel.
 
     Returns:
@@ -101,12 +107,13 @@ def cmmd(
       Moment-Matching Networks, arXiv 1606.04218.
     """
     check_kernel("label_kernel", label_kernel)
-    arrays = check_sets("cmmd", kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t)
-    dtype = arrays[1].dtype
-    largest = largest_value(kernel, *arrays[::2])
-    check_ridge(ridge, max(len(arrays[0]), len(arrays[2])), dtype, largest)
+    arrays = check_sets(
+        "cmmd", kernel, label_kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t
+    )
+    n, largest = max(len(x) for x in arrays[::2]), largest_value(kernel, *arrays[::2])
+    check_ridge(ridge, n, float_type(*arrays), largest)
     return _cmmd(
-        *arrays, jnp.asarray(ridge, dtype), kernel=kernel, label_kernel=label_kernel
+        *arrays, jnp.asarray(ridge, float), kernel=kernel, label_kernel=label_kernel
     )
 
 
@@ -125,13 +132,13 @@ def _cmmd(
     x = jnp.concatenate([x_s, x_t])
     # From one Gram matrix of all points: equal points of s and t have equal rows in
     # it, to the last bit, so that what should cancel does.
-    K, y_s, y_t = as_floats(gram(kernel, x, x), y_s, y_t)
-    K_s, K_t, K_ts = K[:n, :n], K[n:, n:], K[n:, :n]
+    K, y_s, y_t = beside_labels(gram(kernel, x, x), y_s, y_t)
     if label_kernel is not linear:
         y = jnp.concatenate([y_s, y_t])
-        L = gram(label_kernel, y, y)
-        return _trace(K_s, K_t, K_ts, L[:n, :n], L[n:, n:], L[:n, n:], ridge)
-    A_s, A_t = solve_both((K_s, y_s), (K_t, y_t), ridge)
+        K, L = as_floats(K, gram(label_kernel, y, y))
+        grams = K[:n, :n], K[n:, n:], K[n:, :n], L[:n, :n], L[n:, n:], L[:n, n:]
+        return _trace(*grams, ridge)
+    A_s, A_t = solve_both((K[:n, :n], y_s), (K[n:, n:], y_t), ridge)
     return _squared_distance(K, A_s, A_t)
 
 
@@ -275,7 +282,7 @@ def conditional_embedding(
     """
     x, y = check_sets("conditional_embedding", kernel, x=x, y=y)
     check_ridge(ridge, len(x), y.dtype, largest_value(kernel, x))
-    return _conditional_embedding(x, y, jnp.asarray(ridge, y.dtype), kernel=kernel)
+    return _conditional_embedding(x, y, jnp.asarray(ridge, float), kernel=kernel)
 
 
 @functools.partial(jax.jit, static_argnames="kernel")
@@ -435,10 +442,27 @@ def _solve(K: Array, B: Array, ridge: Array) -> Array:
     return solve(K_tilde, B, assume_a="pos")
 
 
-def check_sets(function: str, kernel: Kernel, **arrays: ArrayLike) -> list[Array]:
-    """Returns the arrays of one or two sets: features, labels, features, labels.
+def check_sets(
+    function: str, kernel: Kernel, label_kernel: Kernel = linear, **arrays: ArrayLike
+) -> list[Array]:
+    """Returns the arrays of one or two sets as a function computes with them.
 
-    A kernel that embeds its inputs takes features as they are. All else is floats.
+    A kernel that embeds its inputs takes features as they are, and `delta` labels that
+    are integers. All else is floats.
+
+    Args:
+      function: Its name, for errors.
+      kernel: Kernel on features.
+      label_kernel: Kernel on labels.
+      **arrays: Features, ``(n, d)`` or ``(n, ...)``, labels, ``(n, C)``, of a second
+        set features and labels.
+
+    Returns:
+      The arrays, in the same order.
+
+    Raises:
+      ValueError: If the kernel is none, shapes do not fit, or an array is not of what
+        the kernels take.
     """
     check_kernel("kernel", kernel)
     shapes = {name: jnp.shape(array) for name, array in arrays.items()}
@@ -460,9 +484,11 @@ def check_sets(function: str, kernel: Kernel, **arrays: ArrayLike) -> list[Array
             "jax.nn.one_hot(y, C), real values as y[:, None]."
         )
     values = list(arrays.values())
-    if not any_rank:
+    integers = label_kernel == delta and are_integers(*values[1::2])
+    if not any_rank and not integers:
         return list(as_floats(*values))
-    x, y = as_features(kernel, *values[::2]), as_floats(*values[1::2])
+    x = as_features(kernel, *values[::2])
+    y = (as_integers if integers else as_floats)(*values[1::2])
     return [array for pair in zip(x, y, strict=True) for array in pair]
 
 

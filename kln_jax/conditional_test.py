@@ -24,8 +24,10 @@ from kln_jax.cmmd import check_ridge, check_sets
 from kln_jax.kernels import (
     Kernel,
     as_floats,
+    beside_labels,
     check_kernel,
     check_key,
+    float_type,
     gaussian_mixture,
     gram,
     largest_value,
@@ -131,12 +133,12 @@ def cmmd_test(
       of the Royal Statistical Society B 82 (2020), arXiv 1807.05405; Section 3 of
       arXiv 2008.10165 for the CMMD.
     """
+    check_kernel("label_kernel", label_kernel)
     x_s, y_s, x_t, y_t = check_sets(
-        "cmmd_test", kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t
+        "cmmd_test", kernel, label_kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t
     )
     check_key(key)
-    check_kernel("label_kernel", label_kernel)
-    n_s, n_t, dtype = len(x_s), len(x_t), y_s.dtype
+    n_s, n_t = len(x_s), len(x_t)
     if min(n_s, n_t) < 2:
         raise ValueError(
             f"n_s={n_s} and n_t={n_t} must be at least 2: one point says nothing "
@@ -148,8 +150,9 @@ def cmmd_test(
             "with fewer no p-value is below 0.05. Use 999."
         )
     if ridge is not None:
+        dtype = float_type(x_s, y_s)
         check_ridge(ridge, n_s + n_t, dtype, largest_value(kernel, x_s, x_t))
-        ridge = jnp.asarray(ridge, dtype)
+        ridge = jnp.asarray(ridge, float)
     x, y = jnp.concatenate([x_s, x_t]), jnp.concatenate([y_s, y_t])
     log_odds = None
     if log_density_ratio is not None:
@@ -158,7 +161,7 @@ def cmmd_test(
                 "log_density_ratio must be a function of points (n, ...) to their n "
                 f"values, but is {type(log_density_ratio).__name__}. Pass lambda x: ..."
             )
-        log_odds = jnp.asarray(log_density_ratio(x), dtype)
+        log_odds = jnp.asarray(log_density_ratio(x), float)
         if log_odds.shape != (n_s + n_t,):
             raise ValueError(
                 f"log_density_ratio must return shape {(n_s + n_t,)}, one value a "
@@ -192,20 +195,19 @@ def _cmmd_test(
     label_kernel: Kernel,
     num_resamples: int,
 ) -> CMMDTestResult:
-    K, y = as_floats(gram(kernel, x, x), y)
+    K, y = beside_labels(gram(kernel, x, x), y)
     S = jnp.where(jnp.arange(len(x)) < n_s, 1.0, -1.0).astype(K.dtype)
     # In units of the largest value sums and squares neither overflow nor vanish.
-    Y, unit = _in_units(_label_features(y, label_kernel))
+    Y, unit = _in_units(_label_features(y, label_kernel).astype(K.dtype))
     rounding = 8.0 * jnp.finfo(Y.dtype).eps * jnp.max(jnp.abs(Y), axis=0)
     Y -= jnp.mean(Y, axis=0, keepdims=True)
     # What is left of a constant is no difference.
     Y = jnp.where(jnp.max(jnp.abs(Y), axis=0) <= rounding, 0.0, Y)
     Y, unit_left = _in_units(Y)
     P_y, P_s = _smoothers(K, Y, S)
-    if log_odds is None:
-        log_odds = _fit_log_odds(P_s, S)
+    log_odds = _fit_log_odds(P_s, S) if log_odds is None else log_odds.astype(K.dtype)
     resamples = _draw_groups(key, log_odds, n_s, num_resamples)
-    lam = _trace(K) / 10.0 if ridge is None else ridge
+    lam = _trace(K) / 10.0 if ridge is None else ridge.astype(K.dtype)
     R = Y - matmul(P_y, Y)
     # The observed groups among the others: the error of the solver is that of all.
     T = _statistics(K, R, jnp.concatenate([S[None, :], resamples]), lam)
@@ -234,7 +236,8 @@ def _label_features(y: Array, label_kernel: Kernel) -> Array:
     """Vectors whose inner products are the label kernel."""
     if label_kernel is linear:
         return y
-    values, vectors = jnp.linalg.eigh(gram(label_kernel, y, y))
+    (L,) = as_floats(gram(label_kernel, y, y))
+    values, vectors = jnp.linalg.eigh(L)
     return vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]
 
 

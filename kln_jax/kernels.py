@@ -322,10 +322,76 @@ def as_floats(*arrays: ArrayLike) -> tuple[Array, ...]:
     matrices lose positive definiteness.
     """
     converted = [_as_real(array) for array in arrays]
-    wide = any(array.dtype == jnp.float64 for array in converted)
-    return tuple(
-        array.astype(jnp.float64 if wide else jnp.float32) for array in converted
-    )
+    dtype = float_type(*converted)
+    return tuple(array.astype(dtype) for array in converted)
+
+
+def float_type(*arrays: Array) -> np.dtype:
+    """Returns the type in which arrays are computed.
+
+    Args:
+      *arrays: Of any types.
+
+    Returns:
+      float32, or float64 if one of them is.
+    """
+    wide = any(array.dtype == jnp.float64 for array in arrays)
+    return jnp.dtype(jnp.float64 if wide else jnp.float32)
+
+
+def are_integers(*arrays: ArrayLike) -> bool:
+    """Returns whether all arrays are of integers.
+
+    Args:
+      *arrays: Arrays or lists.
+
+    Returns:
+      Whether each is of an integer type, which boolean is not.
+    """
+    dtypes = (x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype for x in arrays)
+    return all(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes)
+
+
+def as_integers(*arrays: ArrayLike) -> tuple[Array, ...]:
+    """Returns arrays of integers in int32, or in int64 with ``jax_enable_x64``.
+
+    float32, in which all else is computed, has no room for integers above 2^24.
+
+    Args:
+      *arrays: Arrays or lists of integers.
+
+    Returns:
+      The arrays, of one type.
+
+    Raises:
+      ValueError: If a value does not fit.
+    """
+    dtype = jnp.asarray(0).dtype
+    bounds = jnp.iinfo(dtype)
+    for array in arrays:
+        if isinstance(array, jax.core.Tracer):
+            continue
+        values = np.asarray(array)
+        if values.size and not bounds.min <= values.min() <= values.max() <= bounds.max:
+            raise ValueError(
+                f"Integers from {values.min()} to {values.max()} do not fit in "
+                f"{dtype.name}. Number the labels anew, by np.unique(labels, "
+                "return_inverse=True), or set jax_enable_x64."
+            )
+    return tuple(jnp.asarray(array, dtype) for array in arrays)
+
+
+def beside_labels(K: Array, *labels: Array) -> tuple[Array, ...]:
+    """Returns a Gram matrix and labels as floats of one type.
+
+    Args:
+      K: Gram matrix.
+      *labels: Labels. Integers, which `delta` compares, stay as they are.
+
+    Returns:
+      The matrix and the labels.
+    """
+    return (*as_floats(K), *labels) if are_integers(*labels) else as_floats(K, *labels)
 
 
 def as_features(kernel: Kernel, *arrays: ArrayLike) -> tuple[Array, ...]:
@@ -466,7 +532,8 @@ class _Delta(ComposableKernel):
       Gram matrix, shape ``(n, m)``, float32 (float64 if an argument is).
 
     Raises:
-      ValueError: If the arguments are not two matrices of equal width.
+      ValueError: If the arguments are not two matrices of equal width, or integers do
+        not fit in int32 (int64 with ``jax_enable_x64``).
 
     Examples:
       >>> delta([[3], [5]], [[5], [3], [4]])
@@ -476,10 +543,8 @@ class _Delta(ComposableKernel):
 
     def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
         floats = _vectors(a, b)
-        a, b = jnp.asarray(a), jnp.asarray(b)
-        # float32 has no room for integers above 2^24.
-        a, b = (a, b) if a.dtype == b.dtype else floats
         dtype = floats[0].dtype
+        a, b = as_integers(a, b) if are_integers(a, b) else floats
         differing = _sum_over_features(lambda p, q: (p != q).astype(dtype), a, b)
         return (differing == 0).astype(dtype)
 

@@ -116,7 +116,7 @@ def cmmd_nystroem(
         )
     return _cmmd_nystroem(
         *arrays,
-        jnp.asarray(ridge, dtype),
+        jnp.asarray(ridge, float),
         key,
         num_landmarks=int(num_landmarks),
         kernel=kernel,

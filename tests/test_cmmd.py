@@ -818,6 +818,38 @@ def test_delta_on_one_hot_labels_is_linear():
     )
 
 
+def test_integer_labels_stay_integers_for_delta():
+    x_s, y_s, x_t, y_t = _problem(24)
+    labels = [y[:, :1].round().astype(int) for y in (y_s, y_t)]
+    expected = cmmd(x_s, labels[0], x_t, labels[1], label_kernel=delta)
+    assert expected > 0.1
+    for offset in (2**24, -(2**31)):  # float32 makes one number of such labels.
+        far = labels[0] + offset, (labels[1] + offset).astype(np.int32)
+        value = cmmd(x_s, far[0], x_t, far[1], label_kernel=delta)
+        assert value == expected
+    wide = [np.float64(x) for x in (x_s, x_t)]
+    with jax.enable_x64(True):
+        value = cmmd(wide[0], far[0], wide[1], far[1], label_kernel=delta)
+        assert value.dtype == jnp.float64
+    np.testing.assert_allclose(value, expected, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"do not fit in int32"):
+        cmmd(x_s, labels[0] + 2**32, x_t, labels[1], label_kernel=delta)
+
+
+def test_the_ridge_has_the_precision_of_the_gram_matrix():
+    x_s, y_s, x_t, y_t = _images()
+    with jax.enable_x64(True):
+        kernel = gaussian_mixture().on(
+            lambda x: x.reshape(len(x), -1).astype(jnp.float64) / 64
+        )
+        values = [
+            function(x_s, y_s.astype(dtype), x_t, y_t.astype(dtype), kernel=kernel)
+            for dtype in (np.float32, np.float64)
+            for function in (cmmd, _distance)
+        ]
+    np.testing.assert_allclose(values, values[0], rtol=1e-10)
+
+
 # --- conditional_embedding ---------------------------------------------------
 
 FEATURE_KERNELS = {

@@ -502,6 +502,17 @@ def test_laplacian_is_that_of_scikit_learn():
     np.testing.assert_allclose(laplacian(2.5)(a, b), expected, rtol=1e-5)
 
 
+def test_delta_compares_integers_of_two_types_and_refuses_those_without_room():
+    a, b = np.array([[2**24], [2**24 + 1]], np.int32), np.array([[2**24 + 1]])
+    np.testing.assert_array_equal(delta(a, b), [[0], [1]])
+    np.testing.assert_array_equal(delta(b.tolist(), a), [[0, 1]])
+    wide = np.array([[2**32 + 1], [1]])
+    with pytest.raises(ValueError, match=r"from 1 to 4294967297 .* in int32.*x64"):
+        delta(wide, wide)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(delta(wide, wide), np.eye(2))
+
+
 def test_rational_quadratic_tends_to_the_gaussian_of_its_bandwidth():
     a, b = _points(0, 6, 3), _points(1, 9, 3)
     wide = rational_quadratic(2.0, alpha=1e5)(a, b)
