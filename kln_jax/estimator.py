@@ -80,7 +80,8 @@ class KLNClassifier(
     Pixels of dtype uint8 are taken as they are. Of any other dtype, the smallest value
     of the training images becomes black and the largest white, what is outside them
     in other images is clipped, and values are rounded to 1/255 of that range:
-    images lie on the device as uint8.
+    images lie on the device as uint8. To predict takes images of the same kind as
+    those of `fit`: uint8, or not.
 
     Args:
       network: ``"mnist"`` or ``"mlp"`` (28x28), or ``"conv_large"`` (32x32).
@@ -129,7 +130,7 @@ class KLNClassifier(
       classes_: The class labels, sorted, shape ``(C,)``.
       n_features_in_: Number of pixels times channels of an image of X.
       image_shape_: Height, width and channels of an image of X.
-      pixel_range_: The values of X that are black and white.
+      pixel_range_: The values of X that are black and white; None of dtype uint8.
       config_: The configuration that was trained.
       state_: The trained state, of NumPy arrays.
 
@@ -238,7 +239,7 @@ class KLNClassifier(
           ValueError: If the parameters or the data will not do.
           kln_jax.training.DivergenceError: If training diverges.
         """
-        if self.network not in networks.SIDES:
+        if self.network not in list(networks.SIDES):  # Of what has no hash, too.
             raise ValueError(
                 f"network={self.network!r} must be one of {sorted(networks.SIDES)}."
             )
@@ -256,15 +257,13 @@ class KLNClassifier(
             )
         self.image_shape_ = _image_shape(self.image_shape, shape, flat.shape[1])
         self.pixel_range_ = (
-            (0.0, 255.0)
-            if flat.dtype == np.uint8
-            else (float(flat.min()), float(flat.max()))
+            None if flat.dtype == np.uint8 else (float(flat.min()), float(flat.max()))
         )
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         config = {**_RUN, **self.get_params(deep=False), "seed": seed}
         for name in _NOT_OF_CONFIG:
             del config[name]
-        self.config_ = json.loads(json.dumps(config, default=_as_json))
+        self.config_ = {name: _plain(name, value) for name, value in config.items()}
 
         images = self._images(flat)
         labels = np.zeros(len(flat), np.int32)
@@ -297,6 +296,10 @@ class KLNClassifier(
 
         Returns:
           A label of ``classes_`` for each, shape ``(n,)``.
+
+        Raises:
+          ValueError: If X has another shape than that of `fit`, or only one of both is
+            of dtype uint8.
         """
         best = np.argmax(self.predict_proba(X), axis=1)
         return self.classes_[best]
@@ -309,6 +312,10 @@ class KLNClassifier(
 
         Returns:
           Probabilities in the order of ``classes_``, shape ``(n, C)``, float32.
+
+        Raises:
+          ValueError: If X has another shape than that of `fit`, or only one of both is
+            of dtype uint8.
         """
         return self._predict(X).probabilities
 
@@ -321,6 +328,10 @@ class KLNClassifier(
         Returns:
           Z, on which the kernel separates the classes, shape ``(n, latent_dim)``,
           float32.
+
+        Raises:
+          ValueError: If X has another shape than that of `fit`, or only one of both is
+            of dtype uint8.
         """
         return self._predict(X).z
 
@@ -443,6 +454,12 @@ class KLNClassifier(
                 f"X has images of shape {shape}, but those of fit were of "
                 f"{self.image_shape_}."
             )
+        if (flat.dtype == np.uint8) != (self.pixel_range_ is None):
+            fitted = "uint8" if self.pixel_range_ is None else "another dtype"
+            raise ValueError(
+                f"X is of {flat.dtype.name}, but the images of fit were of {fitted}: "
+                "what is black and what is white depends on it. Convert them alike."
+            )
         return inference.predict_in_batches(
             self._model(),
             self.state_,
@@ -467,8 +484,8 @@ class KLNClassifier(
 
     def _images(self, X: np.ndarray) -> np.ndarray:
         """Returns the images of rows of features, as the network takes them."""
-        if (low_high := self.pixel_range_) != (0.0, 255.0) or X.dtype != np.uint8:
-            low, high = low_high
+        if self.pixel_range_ is not None:
+            low, high = self.pixel_range_
             # Where all are the same, they are black.
             unit = (X.astype(np.float64) - low) / ((high - low) or 1.0)
             X = np.rint(255 * np.clip(unit, 0, 1)).astype(np.uint8)
@@ -499,6 +516,14 @@ def _is_labelled(y: np.ndarray) -> np.ndarray:
         raise ValueError(
             "y is of strings, and one is '-1'. For images without a label use an array "
             "of dtype object with the number -1."
+        )
+    labelled = [label for label in labels if label != -1]
+    strings = [label for label in labelled if isinstance(label, str)]
+    if 0 < len(strings) < len(labelled):
+        other = next(label for label in labelled if not isinstance(label, str))
+        raise ValueError(
+            f"y has strings, such as {strings[0]!r}, beside {other!r}. Give labels of "
+            "one type, and -1 to images without one."
         )
     return np.array([label != -1 for label in labels], bool)
 
@@ -570,6 +595,16 @@ def _shown() -> Iterator[None]:
 def _arrays(state: steps.TrainState) -> dict[str, Any]:
     """Returns what of a state is saved, by name."""
     return {name: value for name, value in vars(state).items() if name != "opt_state"}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Returns a parameter as a configuration holds it, of Python's own types."""
+    try:
+        return json.loads(json.dumps(value, default=_as_json))
+    except TypeError:
+        raise ValueError(
+            f"{name}={value!r} must be a number, a string or a sequence of them."
+        ) from None
 
 
 def _as_json(value: Any) -> Any:

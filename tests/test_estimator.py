@@ -1,5 +1,6 @@
 """KLNClassifier: what it trains on, what it says, and scikit-learn's own checks."""
 
+import copy
 import inspect
 import json
 import logging
@@ -103,7 +104,7 @@ def test_it_learns_from_some_labels(fitted, images, labels):
 def test_images_may_have_any_form(fitted, images):
     expected = fitted.predict_proba(images)
     flat = images.reshape(60, -1)
-    for X in (flat, images[..., None], flat.astype(np.float64), flat.tolist()):
+    for X in (flat, images[..., None], jnp.asarray(images)):
         np.testing.assert_array_equal(fitted.predict_proba(X), expected)
     with pytest.raises(ValueError, match=r"images of shape \(14, 56, 1\), but those"):
         fitted.predict(images.reshape(60, 14, 56))
@@ -220,6 +221,26 @@ def test_values_outside_those_of_training_are_clipped():
     assert classifier._images(X)[:, 0, 0, 0].tolist() == [0, 128, 255]
 
 
+def test_images_of_another_kind_than_those_of_fit_are_refused(fitted, images):
+    for X, dtype in (
+        (images / 255, "float64"),
+        (np.float32(images), "float32"),
+        (images.reshape(60, -1).tolist(), "int64"),
+    ):
+        for method in (fitted.predict, fitted.transform):
+            with pytest.raises(ValueError, match=f"X is of {dtype}, .* were of uint8"):
+                method(X)
+
+
+def test_images_of_uint8_are_refused_by_what_was_fitted_on_others(fitted, images):
+    floats = copy.copy(fitted)
+    floats.pixel_range_ = (0.0, 1.0)
+    expected = fitted.predict_proba(images)
+    np.testing.assert_array_equal(floats.predict_proba(images / 255), expected)
+    with pytest.raises(ValueError, match=r"X is of uint8, .* were of another dtype"):
+        floats.predict(images)
+
+
 def test_five_features_fill_a_square_of_nine_pixels(seen):
     X = np.array([[0.0, 1, 1, 1, 1], [1, 1, 1, 1, 0]])
     classifier = KLNClassifier()
@@ -247,6 +268,9 @@ def test_flattened_images_in_colour_have_their_channels_last(seen):
 @pytest.mark.parametrize(
     ("parameters", "X", "y", "message"),
     [
+        (dict(network=["mlp"]), np.eye(2), [0, 1], r"network=\['mlp'\] must be one of"),
+        (dict(dtype=jnp.bfloat16), np.eye(2), [0, 1], "dtype=<class .* must be a num"),
+        (dict(), np.eye(3), np.array(["a", 1, "b"], object), "y has str.* 'a'.* 1"),
         (dict(network="vgg"), np.eye(4), [0, 1, 0, 1], "network='vgg' must be one of"),
         (dict(), np.eye(4), [1, 1, -1, -1], r"y has 1 class\(es\), \[1\], beside -1"),
         (dict(), np.eye(4), [-1] * 4, r"y has 0 class\(es\)"),
