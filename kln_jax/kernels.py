@@ -430,9 +430,14 @@ def squared_distances(a: ArrayLike, b: ArrayLike) -> Array:
     .. math:: D_{ij} = \|a_i - b_j\|^2 = \|a_i\|^2 + \|b_j\|^2 - 2 a_i^\top b_j
 
     The rows are centred first, so that the expansion keeps its precision far from
-    the origin, and rounding below zero is clipped. What remains is a rounding error
-    of the order of float32's epsilon (1e-7) times the largest squared distance from
-    the centre. No ``(n, m, d)`` array is formed.
+    the origin, and rounding below zero is clipped. No ``(n, m, d)`` array is formed.
+
+    What remains is an absolute error, for close points too: a few times epsilon (1e-7
+    in float32) times the largest squared distance of a row of either set from the
+    centre of ``b``. It is 0.2 among points of N(0, I) and of N((1000, 1000), I), and 5
+    among images of 784 pixels in 0 to 255. A kernel is exact only where this is small
+    beside its bandwidth: scale features to about that, pixels to [0, 1], or give
+    float64 arrays.
 
     Args:
       a: Vectors, shape ``(n, d)``.

@@ -94,6 +94,14 @@ def test_squared_distances_of_sets_far_apart():
         )
 
 
+def test_error_of_squared_distances_is_absolute_as_documented():
+    x = _points(0, 50, 2)
+    x = np.concatenate([x, x + np.float32(1000)])
+    error = np.abs(squared_distances(x, x) - reference.squared_distances(x, x))
+    largest = ((x - x.mean(axis=0)) ** 2).sum(axis=1).max()
+    assert 0.02 < error.max() < 8 * np.finfo(np.float32).eps * largest
+
+
 def test_squared_distances_of_integers_do_not_wrap_around():
     a = np.array([[0, 255], [3, 9]], np.uint8)
     b = np.array([[255, 0], [4, 7], [0, 1]], np.uint8)
