@@ -424,6 +424,14 @@ def solve_both(
     Not on CPU: XLA shares the factorisations of a batch out to its threads and blocks
     one until all are done. That costs a step of the MNIST network a sixteenth, and two
     such calls at once, which vmap makes of these, can lock each other up.
+
+    Args:
+      s: Gram matrix, shape ``(n_s, n_s)``, and right-hand sides, ``(n_s, m_s)``.
+      t: The same of t, ``(n_t, n_t)`` and ``(n_t, m_t)``.
+      ridge: The regularisation lambda, a scalar.
+
+    Returns:
+      The solutions, shapes ``(n_s, m_s)`` and ``(n_t, m_t)``.
     """
     fits = s[0].shape == t[0].shape and s[1].shape == t[1].shape
     if fits and jax.default_backend() != "cpu":

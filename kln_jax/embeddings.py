@@ -21,6 +21,13 @@ _BLOCK = 10_000
 def pixels(arrays: tuple[()], images: Array) -> Array:
     """The identity: each value of an image is a feature.
 
+    Args:
+      arrays: None, an empty tuple.
+      images: Images in [0, 1], shape ``(n, h, w, c)``.
+
+    Returns:
+      Features, shape ``(n, h w c)``.
+
     Examples:
       >>> pixels((), np.ones((5, 28, 28, 1))).shape
       (5, 784)
@@ -30,13 +37,30 @@ def pixels(arrays: tuple[()], images: Array) -> Array:
 
 
 def project(arrays: tuple[Array, Array], images: Array) -> Array:
-    """Projects pixels on `principal_components`, without scaling."""
+    """Projects pixels on `principal_components`, without scaling.
+
+    Args:
+      arrays: The mean image, shape ``(h w c,)``, and the components, ``(h w c, d)``.
+      images: Images in [0, 1], shape ``(n, h, w, c)``.
+
+    Returns:
+      Features, shape ``(n, d)``.
+    """
     mean, components = arrays
     return matmul(pixels((), images) - mean[None], components)
 
 
 def encode(state: TrainState, images: Array, *, model: KLN) -> Array:
-    """Embeds images by the encoder of a trained network."""
+    """Embeds images by the encoder of a trained network.
+
+    Args:
+      state: Its trained state.
+      images: Images in [0, 1], shape ``(n, h, w, c)``.
+      model: The network.
+
+    Returns:
+      Z, shape ``(n, latent_dim)``.
+    """
     return steps.predict(model, state, images).z
 
 

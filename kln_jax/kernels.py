@@ -189,7 +189,15 @@ def _positive(name: str, value: float) -> float:
 
 
 def check_kernel(name: str, kernel: Any) -> None:
-    """Refuses what is no kernel, or makes one and was not called."""
+    """Refuses what is no kernel, or makes one and was not called.
+
+    Args:
+      name: Of the argument, for the error.
+      kernel: Its value.
+
+    Raises:
+      ValueError: If it is no hashable function, or one that makes kernels.
+    """
     if hasattr(kernel, "shape"):
         raise ValueError(
             f"{name} is an array of shape {kernel.shape}, but must be a function of "
@@ -237,7 +245,14 @@ def gram(kernel: Kernel, a: Array, b: Array) -> Array:
 
 
 def check_key(key: Any) -> None:
-    """Refuses a seed in the place of a random key."""
+    """Refuses a seed in the place of a random key.
+
+    Args:
+      key: What was given.
+
+    Raises:
+      ValueError: If it is no JAX array.
+    """
     if not isinstance(key, jax.Array):
         raise ValueError(
             f"key={key!r} must be a random key, such as jax.random.key(0)."
@@ -245,7 +260,14 @@ def check_key(key: Any) -> None:
 
 
 def takes_any_rank(kernel: Kernel) -> bool:
-    """Returns whether a kernel embeds what it is given, which may be no vectors."""
+    """Returns whether a kernel embeds what it is given, which may be no vectors.
+
+    Args:
+      kernel: A kernel.
+
+    Returns:
+      Whether all its parts are of the form ``kernel.on(h)``.
+    """
     match kernel:
         case _On():
             return True
@@ -320,6 +342,15 @@ def as_floats(*arrays: ArrayLike) -> tuple[Array, ...]:
 
     Kernel algebra needs float32 at least: with bfloat16 or TF32 features the Gram
     matrices lose positive definiteness.
+
+    Args:
+      *arrays: Arrays or lists of real numbers.
+
+    Returns:
+      The arrays, of one type.
+
+    Raises:
+      ValueError: If an array is not of real numbers.
     """
     converted = [_as_real(array) for array in arrays]
     dtype = float_type(*converted)
@@ -395,7 +426,18 @@ def beside_labels(K: Array, *labels: Array) -> tuple[Array, ...]:
 
 
 def as_features(kernel: Kernel, *arrays: ArrayLike) -> tuple[Array, ...]:
-    """Returns points as a kernel takes them: as they are if it embeds, else floats."""
+    """Returns points as a kernel takes them: as they are if it embeds, else floats.
+
+    Args:
+      kernel: A kernel.
+      *arrays: Sets of points, each of shape ``(n, d)`` or ``(n, ...)``.
+
+    Returns:
+      The sets, of one type.
+
+    Raises:
+      ValueError: If sets to embed are of several types, or others not of real numbers.
+    """
     if not takes_any_rank(kernel):
         return as_floats(*arrays)
     converted = tuple(jnp.asarray(array) for array in arrays)
@@ -409,7 +451,15 @@ def as_features(kernel: Kernel, *arrays: ArrayLike) -> tuple[Array, ...]:
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """Returns ``a @ b`` at full precision on every platform."""
+    """Returns ``a @ b`` at full precision on every platform.
+
+    Args:
+      a: Matrix, shape ``(n, k)``.
+      b: Matrix, shape ``(k, m)``, or vector, ``(k,)``.
+
+    Returns:
+      The product, shape ``(n, m)`` or ``(n,)``.
+    """
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 

@@ -64,15 +64,39 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with a line and status 2."""
+        """Ends the process with a line and status 2.
+
+        Args:
+          message: What is wrong with the arguments.
+
+        Raises:
+          SystemExit: Always.
+        """
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
     def stop(self, error: Exception) -> NoReturn:
-        """Ends the process with a line and status 1."""
+        """Ends the process with a line and status 1.
+
+        Args:
+          error: What went wrong, whose text becomes the line.
+
+        Raises:
+          SystemExit: Always.
+        """
         self.exit(1, f"{self.prog}: error: {' '.join(str(error).split())}\n")
 
     def load(self, arguments: argparse.Namespace) -> Trained:
-        """Reads the network, or ends the process with a line."""
+        """Reads the network, or ends the process with a line.
+
+        Args:
+          arguments: The parsed ones, with ``workdir`` and ``best``.
+
+        Returns:
+          The trained network.
+
+        Raises:
+          SystemExit: If there is none, or it cannot be read.
+        """
         # Only here, so that --help and a wrong argument answer at once.
         from kln_jax import checkpoint, inference
 
