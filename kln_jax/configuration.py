@@ -89,8 +89,9 @@ def validate(config: ConfigDict) -> None:
         if config[name] not in allowed:
             raise ValueError(f"{name}={config[name]!r} must be one of {allowed}.")
     for name in ("flip", "normalise", "normalise_z", "use_extra", "allow_partial_data"):
-        if not isinstance(config[name], bool):
-            raise ValueError(f"{name}={config[name]!r} must be True or False.")
+        value = config.get(name, False)  # Data in memory have no use for the last two.
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} must be True or False.")
     if config.kernel_on != "z" and config.objective != "cmmd":
         raise ValueError(
             f"objective={config.objective!r} has no kernel to act on "

@@ -55,6 +55,7 @@ def test_a_run_leaves_its_config_metrics_and_result(finished):
         "class_names": list("0123456789"),
         "image_shape": [28, 28, 1],
         "version": training.load_run(workdir).data.version,
+        "partial": False,
         "num_train_images": 1437,
         "num_eval_images": 360,
     }
