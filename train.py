@@ -79,14 +79,15 @@ def main(argv: Sequence[str]) -> None:
 def _parse_flags(argv: Sequence[str]) -> list[str]:
     try:
         remaining = flags.FLAGS(argv)
-    except AttributeError as error:  # What ml_collections raises for a misspelt key.
+    except AttributeError as error:
         cause = error.args[0]
-        text = str(cause.args[0] if isinstance(cause, KeyError) else cause)
+        # That of ml_collections for a misspelt key; any other is the file's own.
+        if not isinstance(cause, KeyError):
+            _stop(cause)
         # In a file it lists all other keys, with their values.
-        text = re.sub(r'^Key "(\w+)" does not .* present: .*?}"', r"'\1'", text)
-        # A file may also have misspelt a function.
-        is_module = text.startswith("module ")
-        _stop(text if is_module else f"unknown configuration key {text}")
+        pattern = r'^Key "(\w+)" does not .* present: .*?}"'
+        text = re.sub(pattern, r"'\1'", str(cause.args[0]))
+        _stop(f"unknown configuration key {text}")
     except (flags.Error, KeyError, TypeError, ValueError, OSError) as error:
         # A wrong value, or a file that is missing or raises: the last line says why.
         _stop(str(error).strip().splitlines()[-1])

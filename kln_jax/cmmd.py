@@ -106,7 +106,6 @@ def cmmd(
       Equations 3 and 4 of arXiv 2008.10165; Ren et al., Conditional Generative
       Moment-Matching Networks, arXiv 1606.04218.
     """
-    check_kernel("label_kernel", label_kernel)
     arrays = check_sets(
         "cmmd", kernel, label_kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t
     )
@@ -469,10 +468,11 @@ def check_sets(
       The arrays, in the same order.
 
     Raises:
-      ValueError: If the kernel is none, shapes do not fit, or an array is not of what
+      ValueError: If a kernel is none, shapes do not fit, or an array is not of what
         the kernels take.
     """
     check_kernel("kernel", kernel)
+    check_kernel("label_kernel", label_kernel)
     shapes = {name: jnp.shape(array) for name, array in arrays.items()}
     features, labels = [list(shapes.values())[start::2] for start in (0, 1)]
     any_rank = takes_any_rank(kernel)

@@ -25,7 +25,6 @@ from kln_jax.kernels import (
     Kernel,
     as_floats,
     beside_labels,
-    check_kernel,
     check_key,
     float_type,
     gaussian_mixture,
@@ -133,7 +132,6 @@ def cmmd_test(
       of the Royal Statistical Society B 82 (2020), arXiv 1807.05405; Section 3 of
       arXiv 2008.10165 for the CMMD.
     """
-    check_kernel("label_kernel", label_kernel)
     x_s, y_s, x_t, y_t = check_sets(
         "cmmd_test", kernel, label_kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t
     )

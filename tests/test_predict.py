@@ -14,7 +14,7 @@ import PIL.Image
 import pytest
 
 from configs import mnist
-from kln_jax import datasets, inference, predict, program
+from kln_jax import datasets, inference, predict, program, rundir
 from kln_jax.checkpoint import Checkpoints
 from tests import small_run
 
@@ -115,9 +115,7 @@ def test_an_image_gets_the_margin_of_the_data_set(tmp_path, capsys):
     data = datasets.Dataset("mnist", "", *some, *some, ("0", "1"))
     model = program.make_model(config, data)
     state = program.make_program(config, data).init(jax.random.key(0))
-    (tmp_path / "config.json").write_text(config.to_json())
-    about = {"class_names": data.class_names, "image_shape": (32, 32, 1)}
-    (tmp_path / "data.json").write_text(json.dumps(about))
+    rundir.prepare(tmp_path, config, data, np.arange(100))
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, state)
     image = np.random.default_rng(0).integers(0, 256, (28, 28), np.uint8)
