@@ -31,6 +31,17 @@ GEOMETRIES = {
         (6, 5, 5),
         {"kernel_size": (3, 2), "padding": ((0, 2), (1, 3))},
     ),
+    "3x3-larger": ("Conv", (9, 8, 5), {"kernel_size": (3, 3)}),
+    "3x3-valid-larger": (
+        "Conv",
+        (11, 10, 5),
+        {"kernel_size": (3, 3), "padding": "VALID"},
+    ),
+    "uneven-pads-larger": (
+        "Conv",
+        (9, 8, 5),
+        {"kernel_size": (3, 2), "padding": ((0, 2), (1, 3))},
+    ),
     "odd-height": ("Conv", (7, 6, 5), HALVE),
     "odd-width": ("Conv", (6, 7, 5), HALVE),
     "stride-3": ("Conv", (7, 6, 5), {"kernel_size": (2, 3), "strides": (3, 3)}),
@@ -170,6 +181,23 @@ def products(function, *arguments):
 def test_training_has_no_convolutions(name):
     ours, _, x, variables = pair(name)
     assert products(partial(value_and_gradients, ours), variables, x) == {"dot_general"}
+
+
+@pytest.mark.parametrize("name", ["3x3-larger", "3x3-valid-larger"])
+def test_larger_images_have_products_for_the_gradient_by_the_kernel_alone(name):
+    ours, _, x, variables = pair(name)
+    graph = jax.make_jaxpr(partial(value_and_gradients, ours))(variables, x)
+    convolutions = [
+        e for e in equations(graph.jaxpr) if e.primitive.name == CONVOLUTION
+    ]
+    batches = [e.invars[0].aval.shape[0] for e in convolutions]
+    # Of the output, and of the gradient by the images; in that by the kernel the
+    # channels would be the batch.
+    assert batches == [len(x), len(x)]
+    assert products(partial(value_and_gradients, ours), variables, x) == {
+        CONVOLUTION,
+        "dot_general",
+    }
 
 
 def test_a_3x3_convolution_stays_one_where_no_gradient_is_taken():
@@ -346,8 +374,9 @@ def test_kernel_gradient_in_bfloat16_is_a_float32_sum_over_groups(monkeypatch):
     assert float(jax.grad(loss)(kernel)[1, 1, 0, 0]) == 1000.0
 
 
-def test_second_derivative_of_3x3():
-    ours, linens, x, variables = pair("3x3-same")
+@pytest.mark.parametrize("name", ["3x3-same", "3x3-larger"])
+def test_second_derivative_of_3x3(name):
+    ours, linens, x, variables = pair(name)
 
     def squared_gradient(layer, x):
         def loss(x):
