@@ -7,6 +7,7 @@ networks; PyTorch's own initialisation stays, which no time depends on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,14 +68,14 @@ def conv_large_autoencoder() -> tuple[nn.Module, nn.Module]:
 
 
 def _conv(
-    channels: int, features: int, side: int, slope: float, **geometry: int
+    channels: int, features: int, side: int, slope: float, **geometry: Any
 ) -> list[nn.Module]:
     conv = nn.Conv2d(channels, features, side, bias=False, **geometry)
     return [conv, nn.BatchNorm2d(features), nn.LeakyReLU(slope)]
 
 
 def _deconv(
-    channels: int, features: int, side: int, **geometry: int
+    channels: int, features: int, side: int, **geometry: Any
 ) -> list[nn.Module]:
     deconv = nn.ConvTranspose2d(channels, features, side, bias=False, **geometry)
     return [deconv, nn.BatchNorm2d(features), nn.ReLU()]

@@ -8,6 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 
+class DamagedError(ValueError):
+    """A run, or a file of it, cannot be read."""
+
+    def __init__(self, path: pathlib.Path, why: ValueError | str) -> None:
+        """Names it and says why."""
+        super().__init__(
+            f"{path} is damaged: {why}. Restore it, or take another working directory."
+        )
+
+
 def write_whole(path: pathlib.Path, content: bytes | bytearray) -> None:
     """Writes a file, whole or not at all.
 
@@ -40,16 +50,16 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
       path: The file.
 
     Raises:
-      ValueError: If it is missing or damaged.
+      DamagedError: If it is missing or damaged.
     """
     try:
         content = json.loads(path.read_text())
         if not isinstance(content, dict):
             raise ValueError("it holds no JSON object")
     except FileNotFoundError as error:
-        raise damaged(path.parent, f"it has no {path.name}") from error
+        raise DamagedError(path.parent, f"it has no {path.name}") from error
     except ValueError as error:
-        raise damaged(path, error) from error
+        raise DamagedError(path, error) from error
     return content
 
 
@@ -71,11 +81,4 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
         f"{name} ({there.get(name, 'absent')} there, {here.get(name, 'absent')} here)"
         for name in sorted(there.keys() | here.keys())
         if there.get(name) != here.get(name)
-    )
-
-
-def damaged(path: pathlib.Path, why: ValueError | str) -> ValueError:
-    """Returns the error to raise for a run, or a file of it, that cannot be read."""
-    return ValueError(
-        f"{path} is damaged: {why}. Restore it, or take another working directory."
     )

@@ -124,7 +124,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
       The metrics of each epoch; none if there is no such file.
 
     Raises:
-      ValueError: If another line is damaged.
+      files.DamagedError: If another line is damaged.
     """
     path = workdir / "metrics.jsonl"
     if not path.exists():
@@ -135,7 +135,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
         if not all(isinstance(epoch, dict) for epoch in epochs):
             raise ValueError("a line holds no JSON object")
     except ValueError as error:
-        raise files.damaged(path, error) from error
+        raise files.DamagedError(path, error) from error
     return epochs
 
 

@@ -194,12 +194,12 @@ def read_failure(path: pathlib.Path) -> str:
     """Reads how a run diverged.
 
     Raises:
-      ValueError: If the file is damaged.
+      DamagedError: If the file is damaged.
     """
     try:
         return str(json.loads(path.read_text()))
     except ValueError as error:
-        raise files.damaged(path, error) from error
+        raise files.DamagedError(path, error) from error
 
 
 def _changes(entry: Entry, config: ConfigDict) -> list[tuple[str, Any]]:
@@ -233,13 +233,12 @@ def read(out: pathlib.Path) -> list[Record]:
     for directory in sorted(ended):
         try:
             records.append(_record(directory))
+        except files.DamagedError:  # It names what of the run is.
+            raise
         except KeyError as error:
-            raise files.damaged(directory, f"it has no {error}") from error
+            raise files.DamagedError(directory, f"it has no {error}") from error
         except ValueError as error:
-            # Not all say whose they are.
-            if str(directory) in str(error):
-                raise
-            raise files.damaged(directory, error) from error
+            raise files.DamagedError(directory, error) from error
     if not records:
         raise ValueError(f"{out} holds no run that is finished.")
     return records
@@ -269,7 +268,7 @@ def _record(directory: pathlib.Path) -> Record:
         error = f"{config['evaluate_on']}_error_percent"
         errors = [line[error] for line in lines]
         if not errors:
-            raise files.damaged(directory, "it has no metrics.jsonl")
+            raise files.DamagedError(directory, "it has no metrics.jsonl")
         partial = result["partial_data"]
         # The times of several seeds at once are of all of them.
         is_alone = result.get("seeds_at_once", 1) == 1
