@@ -7,7 +7,6 @@ networks; PyTorch's own initialisation stays, which no time depends on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -68,16 +67,22 @@ def conv_large_autoencoder() -> tuple[nn.Module, nn.Module]:
 
 
 def _conv(
-    channels: int, features: int, side: int, slope: float, **geometry: Any
+    channels: int,
+    features: int,
+    side: int,
+    slope: float,
+    *,
+    stride: int = 1,
+    padding: int = 0,
 ) -> list[nn.Module]:
-    conv = nn.Conv2d(channels, features, side, bias=False, **geometry)
+    conv = nn.Conv2d(channels, features, side, stride, padding, bias=False)
     return [conv, nn.BatchNorm2d(features), nn.LeakyReLU(slope)]
 
 
 def _deconv(
-    channels: int, features: int, side: int, **geometry: Any
+    channels: int, features: int, side: int, *, stride: int = 1, padding: int = 0
 ) -> list[nn.Module]:
-    deconv = nn.ConvTranspose2d(channels, features, side, bias=False, **geometry)
+    deconv = nn.ConvTranspose2d(channels, features, side, stride, padding, bias=False)
     return [deconv, nn.BatchNorm2d(features), nn.ReLU()]
 
 

@@ -22,7 +22,7 @@ _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 # What the windows of a group of images may take, so that they are still in the cache
 # when they are multiplied: 5 to 10 MB were fastest for every layer of the networks.
 _CACHE_BYTES = 10_000_000
-# Pixels of an output up to which the windows are multiplied in both directions.
+# Pixels of an output up to which a convolution of stride 1 is a product of windows too.
 _SMALL_IMAGE = 8 * 8
 
 
@@ -221,7 +221,7 @@ def _convolve(x: Array, kernel: Array, pads: Pads) -> Array:
     """Convolution of stride 1, of small images as products of their windows.
 
     XLA:CPU's own was five times slower than the product on one processor where images
-    were small and channels many. On larger images it is at least as fast, and three
+    were small and channels many. On larger images it is about as fast, and two or three
     times as fast where channels are few.
     """
     kh, kw, _, c_out = kernel.shape

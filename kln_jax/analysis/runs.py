@@ -194,7 +194,7 @@ def read_failure(path: pathlib.Path) -> str:
     """Reads how a run diverged.
 
     Raises:
-      DamagedError: If the file is damaged.
+      files.DamagedError: If the file is damaged.
     """
     try:
         return str(json.loads(path.read_text()))
