@@ -70,7 +70,7 @@ def get_config() -> ml_collections.ConfigDict:
     # Kernel on labels: "linear", or "gaussian", a mixture of these variances.
     config.label_kernel = "linear"
     config.label_bandwidths = (1.0, 3.0, 5.0, 7.0, 9.0)
-    # The paper's lambda, which it does not give. With clip_norm up to 0.1 is safe.
+    # The paper's lambda, which it does not give. Up to 0.1 is safe with clip_norm.
     config.ridge = 0.1
     # Whether batch t has images of its own ("independent") or those of s ("shared").
     config.pairing = "independent"
@@ -128,7 +128,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.on_nonfinite = "stop"
     config.max_skipped_steps = 10
     # Largest loss, and norm of the gradient before clipping. The first norms on MNIST
-    # are 125 to 240.
+    # are 75 to 114.
     config.divergence_bound = 1e6
     # "cpu", "gpu", "tpu", or "" for the best there is.
     config.platform = ""

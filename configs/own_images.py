@@ -19,7 +19,7 @@ Leave flip out where a mirrored image is of another class. The semi-supervised
 variant uses the labels of 100 images; --config.num_labels sets another number.
 
 Not in the paper: its settings for MNIST. With fewer images, fewer steps make an
-epoch: 1,000 images make 10. Time per epoch: not measured.
+epoch: 1,000 to train make 10. Time per epoch: not measured.
 
 Departures from the paper: clip_norm (0 is as printed). Left open by it, and chosen
 here: ridge, label_kernel, kernel_reduction.

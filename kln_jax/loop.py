@@ -423,6 +423,8 @@ class Training:
         values = {
             name: float(history[name][position]) for name in _KNOBS if name in history
         }
+        if abs(values["loss"]) <= bound:  # Then no term is at fault, however large.
+            values = {"gradient_norm": values["gradient_norm"]}
         name = metrics.first_unhealthy(values, bound=bound)
         low, high = (float(history[name][position]) for name in _DIAGNOSTICS[:2])
         return (

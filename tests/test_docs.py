@@ -3,6 +3,7 @@
 The site itself is built by ``make docs``, where a warning is an error.
 """
 
+import csv
 import functools
 import importlib.util
 import json
@@ -138,3 +139,30 @@ def test_the_defaults_that_the_pages_state_are_the_defaults():
     config = default.get_config()
     for key, value in stated:
         assert config[key] == type(config[key])(value.strip('"')), key
+
+
+def test_the_errors_by_choice_that_a_page_states_are_those_of_the_report():
+    stated = re.findall(
+        r"^\| `(fragility\w*)` \| (\w+)( \*)? \| (\w+) \| (.*) \|$",
+        _text(DOCS / "reproduce.md"),
+        re.MULTILINE,
+    )
+    assert len(stated) >= 14
+    found, runs = {}, {}
+    with (ROOT / "results" / "report.csv").open() as file:
+        for row in csv.DictReader(file):
+            if re.fullmatch(r"ridge .* labels, sum", row["method"]) and row["runs"]:
+                ridge, choice, label_kernel, _ = row["method"].split(", ")
+                plane = row["suite"], row["data"], label_kernel.split()[0]
+                choice = "ridge 1" if ridge == "ridge 1" else choice
+                errors = found.setdefault(plane, {}).setdefault(choice, [])
+                errors.append(float(row["ours"].split()[0]))
+                runs.setdefault(plane, set()).add(int(row["runs"]))
+    choices = "none", "warm-up", "clipping", "both", "normalised Z", "ridge 1"
+    for suite, data, star, label_kernel, cells in stated:
+        plane = suite, data, label_kernel
+        errors = [found[plane][choice] for choice in choices]
+        ranges = [f"{min(cell):.1f} to {max(cell):.1f}" for cell in errors]
+        assert cells.split(" | ") == ranges, plane
+        assert list(map(len, errors)) == [4, 4, 4, 4, 4, 5]
+        assert runs[plane] == ({1} if star else {3})

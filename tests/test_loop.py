@@ -76,6 +76,15 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
+def test_a_gradient_beyond_the_bound_is_not_blamed_on_a_term(tmp_path):
+    # The reconstruction error is too, at first, but has hardly a weight in the loss.
+    config = _config(reconstruction_weight=0.001, divergence_bound=53.0)
+    with pytest.raises(
+        training.DivergenceError, match=r"^gradient_norm is \d+ at step"
+    ):
+        training.train_and_evaluate(config, str(tmp_path))
+
+
 def test_unhealthy_steps_are_skipped_said_and_counted(tmp_path, caplog):
     # No gradient is within this bound but the first ones.
     config = _config(on_nonfinite="skip", max_skipped_steps=3, divergence_bound=1.0)
