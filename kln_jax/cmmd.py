@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from typing import Any
 
 import jax
@@ -542,7 +543,8 @@ def check_ridge(
 
 def _is_number(value: Any) -> bool:
     if not hasattr(value, "dtype"):
-        return isinstance(value, int | float)
+        # An integer may be too large for a float.
+        return isinstance(value, int | float) and abs(value) <= sys.float_info.max
     return is_real(value.dtype) and jnp.ndim(value) == 0
 
 

@@ -111,8 +111,8 @@ class ComposableKernel(abc.ABC):
 
 def _arrays(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
     """Returns JAX arrays; one and the same for one, which is then embedded once."""
-    array = jnp.asarray(a)
-    return array, array if b is a else jnp.asarray(b)
+    array = _as_jax(a)
+    return array, array if b is a else _as_jax(b)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +163,10 @@ def _hashable(value: Any) -> bool:
     return True
 
 
+# The inverse of what is smaller is not finite in float32.
+_SMALLEST = float(np.finfo(np.float32).tiny)
+
+
 def _number(name: str, value: float) -> float:
     """Returns a setting of a kernel as a Python float, which compares and hashes."""
     if isinstance(value, jax.core.Tracer) or np.ndim(value):
@@ -173,6 +177,8 @@ def _number(name: str, value: float) -> float:
         )
     try:
         return float(value)
+    except OverflowError:  # Of a large integer.
+        return float("inf")
     except (TypeError, ValueError):
         raise ValueError(
             f"{name} is {value!r}, but must be a number, such as 1."
@@ -181,9 +187,10 @@ def _number(name: str, value: float) -> float:
 
 def _positive(name: str, value: float) -> float:
     number = _number(name, value)
-    if not 0.0 < number < float("inf"):
+    if not _SMALLEST <= number < float("inf"):
         raise ValueError(
-            f"{name} is {number:g}, but must be positive and finite, such as 1."
+            f"{name} is {number:g}, but must be positive and finite, and no less than "
+            f"{_SMALLEST:.2g}, such as 1."
         )
     return number
 
@@ -304,7 +311,10 @@ def largest_value(kernel: Kernel, *sets: Array) -> float:
         case _On(embedded, _):
             return largest_value(embedded)
         case _Polynomial(degree, offset, scale) if known:
-            return (scale * largest_value(linear, *sets) + offset) ** degree
+            try:
+                return (scale * largest_value(linear, *sets) + offset) ** degree
+            except OverflowError:
+                return float("inf")
         case _Linear() if known:
             # Inside jit, of arrays from outside it.
             with jax.ensure_compile_time_eval():
@@ -325,9 +335,24 @@ def is_real(dtype: DTypeLike) -> bool:
     return any(jnp.issubdtype(dtype, kind) for kind in kinds)
 
 
+def _as_jax(array: ArrayLike) -> Array:
+    """Returns an array of JAX; integers that do not fit in its own become floats."""
+    if hasattr(array, "__array__") and not isinstance(array, Array):
+        array = np.asarray(array)
+        if array.dtype.kind in "iu" and array.size:
+            # JAX would let them wrap around.
+            bounds = jnp.iinfo(jnp.asarray(array.ravel()[:0]).dtype)
+            if not bounds.min <= array.min() <= array.max() <= bounds.max:
+                return jnp.asarray(array, float)
+    try:
+        return jnp.asarray(array)
+    except OverflowError:  # Of Python's integers.
+        return jnp.asarray(array, float)
+
+
 def _as_real(array: ArrayLike) -> Array:
     try:
-        converted = jnp.asarray(array)
+        converted = _as_jax(array)
     except TypeError:
         dtype = getattr(array, "dtype", type(array).__name__)
     else:
@@ -440,7 +465,7 @@ def as_features(kernel: Kernel, *arrays: ArrayLike) -> tuple[Array, ...]:
     """
     if not takes_any_rank(kernel):
         return as_floats(*arrays)
-    converted = tuple(jnp.asarray(array) for array in arrays)
+    converted = tuple(map(_as_jax, arrays))
     dtypes = [array.dtype.name for array in converted]
     if len(set(dtypes)) > 1:
         raise ValueError(
@@ -661,10 +686,10 @@ def gaussian_mixture(
             "such as (1, 3, 5, 7, 9)."
         )
     values = tuple(_number("A bandwidth", bandwidth) for bandwidth in bandwidths)
-    if not values or not all(0.0 < value < float("inf") for value in values):
+    if not values or not all(_SMALLEST <= value < float("inf") for value in values):
         raise ValueError(
             f"The bandwidths are {values}, but must be one or more positive, finite "
-            "variances, such as (1, 3, 5, 7, 9)."
+            f"variances, no less than {_SMALLEST:.2g}, such as (1, 3, 5, 7, 9)."
         )
     if reduction not in ("mean", "sum"):
         raise ValueError(f'reduction={reduction!r} must be "mean" or "sum".')

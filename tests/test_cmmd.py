@@ -1036,7 +1036,9 @@ def _calls(n, dtype=np.float32):
     )
 
 
-@pytest.mark.parametrize("ridge", [0, -0.5, float("nan"), float("inf"), np.float32(-2)])
+@pytest.mark.parametrize(
+    "ridge", [0, -0.5, float("nan"), float("inf"), np.float32(-2), 10**400]
+)
 def test_ridge_that_is_not_positive_is_refused(ridge):
     for call in _calls(3):
         with pytest.raises(ValueError, match=rf"ridge.*{ridge}.*positive"):

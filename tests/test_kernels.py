@@ -29,7 +29,7 @@ from kln_jax import (
     rational_quadratic,
     squared_distances,
 )
-from kln_jax.kernels import ComposableKernel
+from kln_jax.kernels import ComposableKernel, largest_value
 
 # The same examples in every run, and no clock in the verdict.
 settings.register_profile("kernels", derandomize=True, deadline=None, max_examples=20)
@@ -110,6 +110,16 @@ def test_squared_distances_of_integers_do_not_wrap_around():
     np.testing.assert_allclose(
         distances, reference.squared_distances(a, b), rtol=1e-5, atol=2e-2
     )
+
+
+def test_integers_beyond_32_bits_do_not_wrap_around():
+    x = np.array([[0], [2**31], [2**32]])
+    expected = reference.squared_distances(x.astype(float), x.astype(float))
+    for points in (x, x.astype(np.uint64), x.tolist()):
+        np.testing.assert_allclose(squared_distances(points, points), expected, 1e-5)
+    flat = gaussian_mixture((1e19,)).on(lambda images: images.reshape(len(images), -1))
+    np.testing.assert_allclose(flat(x, x), gaussian_mixture((1e19,))(x, x), 1e-5)
+    np.testing.assert_array_equal(squared_distances([[2**80]], [[2**80]]), [[0]])
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -305,7 +315,7 @@ def test_equal_settings_give_equal_kernels():
         assert other != kernel
 
 
-@pytest.mark.parametrize("bandwidth", [0, -3.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("bandwidth", [0, -3.5, 1e-40, float("nan"), float("inf")])
 def test_bandwidth_that_is_no_variance_is_refused(bandwidth):
     with pytest.raises(ValueError, match=rf"(?i)bandwidth(?s:.*){bandwidth}"):
         gaussian_mixture((1, bandwidth, 9))
@@ -675,7 +685,7 @@ def test_embedding_that_is_no_hashable_callable_is_refused(embedding):
 # --- settings ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [0, -3.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [0, -3.5, 1e-40, float("nan"), float("inf")])
 def test_setting_that_is_not_positive_is_refused(value):
     for name, make in (
         ("scale of laplacian", lambda: laplacian(value)),
@@ -686,6 +696,20 @@ def test_setting_that_is_not_positive_is_refused(value):
     ):
         with pytest.raises(ValueError, match=rf"{name}.*{value:g}.*positive"):
             make()
+
+
+def test_setting_too_large_for_a_float_is_refused():
+    for make in (
+        lambda: gaussian_mixture((10**400,)),
+        lambda: polynomial(10**400),
+        lambda: 10**400 * linear,
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            make()
+
+
+def test_largest_value_too_large_for_a_float_is_infinite():
+    assert largest_value(polynomial(400, scale=1e3), jnp.ones((2, 1))) == float("inf")
 
 
 @pytest.mark.parametrize("degree", [1.5, 0.5])
