@@ -239,6 +239,8 @@ class KLNClassifier(
           ValueError: If the parameters or the data will not do.
           kln_jax.training.DivergenceError: If training diverges.
         """
+        # What fails below is then not fitted, rather than a mixture of two fits.
+        self.__dict__.pop("state_", None)
         if self.network not in list(networks.SIDES):  # Of what has no hash, too.
             raise ValueError(
                 f"network={self.network!r} must be one of {sorted(networks.SIDES)}."

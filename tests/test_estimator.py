@@ -314,6 +314,12 @@ def test_a_fit_that_failed_leaves_no_classifier():
         classifier.predict(np.eye(2))
     with pytest.raises(NotFittedError):
         classifier.save("absent.npz")
+    # Nor that of an earlier fit, beside the classes of this one.
+    classifier.state_ = "of an earlier fit"
+    with pytest.raises(ValueError, match="ridge"):
+        classifier.fit(np.eye(2), [2, 3])
+    with pytest.raises(NotFittedError):
+        classifier.predict(np.eye(2))
 
 
 def test_progress_is_shown_only_if_asked_for(images, labels, capfd):
