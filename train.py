@@ -38,6 +38,11 @@ def main(argv: Sequence[str]) -> None:
     """Runs training; an error of the user's ends it in one line."""
     if len(argv) > 1:
         _stop(f"Unexpected arguments: {' '.join(argv[1:])}")
+    if "variant" in config_flags.get_override_values(flags.FLAGS["config"]):
+        _stop(
+            "--config.variant names a run only. Put the variant after a colon, as in "
+            "--config=configs/digits.py:semi"
+        )
     # After the flags, so that --help and a misspelt key answer at once.
     from kln_jax import checkpoint, datasets, interruption, parallel, training
 

@@ -25,6 +25,7 @@ def _train(*arguments, cwd):
         ([], "--config must have a value"),
         (["--config=configs/absent.py"], "absent.py"),
         ([f"{DIGITS}:quarter"], "variant='quarter'"),
+        ([DIGITS, "--config.variant=semi"], "--config=configs/digits.py:semi"),
         ([DIGITS, "--config.rigde=0.1"], "unknown configuration key 'rigde'"),
         ([DIGITS, "--config.batch_size=10.5"], "--config.batch_size=10.5"),
         ([DIGITS, "--config.learning_rate=fast"], "--config.learning_rate=fast"),
