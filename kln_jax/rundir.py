@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import io
 import json
 import pathlib
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -205,6 +207,32 @@ def prepare(
     files.write_json(directory / "config.json", json.loads(config.to_json()))
     files.write_json(directory / "data.json", _about(data))
     _store_rows(directory / "labelled.npy", labelled)
+
+
+@contextlib.contextmanager
+def held(directory: pathlib.Path) -> Iterator[None]:
+    """Keeps a working directory from other processes, where the file system can.
+
+    Args:
+      directory: The working directory, prepared.
+
+    Raises:
+      ValueError: If another process holds it.
+    """
+    # Of its files the one that is written once. A process that ends holds none.
+    with (directory / "labelled.npy").open("r+b") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"Another process trains in {directory}. Wait for its end, or choose "
+                "another --workdir."
+            ) from None
+        except (ImportError, OSError):
+            pass  # Neither Windows nor every file system has such locks.
+        yield
 
 
 def read_config(directory: pathlib.Path) -> ConfigDict:

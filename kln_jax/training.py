@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
 import pathlib
@@ -84,7 +85,7 @@ def train_and_evaluate(
 
     Raises:
       ValueError: If the configuration, the data, the device or the working directory
-        will not do.
+        will not do, or another process trains there.
       DivergenceError: If training diverges; the last healthy state is saved. Of
         several seeds the others are trained to their end before.
       CheckpointError: If no checkpoint can be written, or none of those read.
@@ -135,13 +136,15 @@ def train_and_evaluate(
         program = make_program(config, data, several=config.num_seeds > 1)
 
     directories: list[pathlib.Path | None] = [None] * len(left)
+    held = contextlib.ExitStack()
     if is_main:
         place = place or rundir.fresh(config)
         directories = [place / name for name in left]
         print(f"Working directory: {place}", flush=True)
         for name, rows in zip(left, labelled, strict=True):
             rundir.prepare(place / name, configs[name], data, rows)
-    with parallel.programs_forgotten():
+            held.enter_context(rundir.held(place / name))
+    with held, parallel.programs_forgotten():
         embedding = _embedding(config, data, labelled[0], directories[0], interruption)
         training = Training(
             [configs[name] for name in left],

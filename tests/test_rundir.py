@@ -136,6 +136,18 @@ def test_a_workdir_that_is_a_file_is_refused(tmp_path):
         training.train_and_evaluate(_config(), str(tmp_path / "file"))
 
 
+def test_a_workdir_is_of_one_process_at_a_time(tmp_path):
+    config, data = _config(), datasets.load("digits")
+    rows = np.arange(len(data.train_labels), dtype=np.int32)
+    rundir.prepare(tmp_path, config, data, rows)
+    for _ in range(2):  # Let go of by the first.
+        with (
+            rundir.held(tmp_path),
+            pytest.raises(ValueError, match=r"Another process trains in .*--workdir"),
+        ):
+            training.train_and_evaluate(config, str(tmp_path))
+
+
 def test_without_a_workdir_a_fresh_one_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = set()
