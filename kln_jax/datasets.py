@@ -436,6 +436,12 @@ def _load_own_images(
             f"data_dir {path} is neither a folder with train/CLASS/*.png nor an "
             "existing .npz file"
         )
+    for name in class_names:
+        if not name.isprintable():  # Neither logs nor pages could hold it.
+            raise DatasetError(
+                f"{path}: the class {name!a} has a character that cannot be shown; "
+                "give it a name of printable text"
+            )
     images, labels = train
     order = _stratified_order(labels)
     images, labels = images[order], labels[order]

@@ -694,6 +694,16 @@ def test_folders_own_test_part_is_used(root):
     assert datasets.shared_images(data.train_images, data.eval_images) == 3
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("two\nlines", r"'two\\nlines'"), ("caf\udce9", r"'caf\\udce9'")],
+)
+def test_a_class_whose_name_cannot_be_shown_is_refused(name, shown, root):
+    _folder(root, classes=("ant", name))
+    with pytest.raises(datasets.DatasetError, match=rf"the class {shown} has a char"):
+        datasets.load("own_images", data_dir=root)
+
+
 def test_all_unusable_files_are_listed_by_name(root, caplog):
     _folder(root)
     train = root / "train"
