@@ -121,7 +121,8 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
       workdir: Working directory of a run.
 
     Returns:
-      The metrics of each epoch; none if there is no such file.
+      The metrics of each epoch, in their order; none if there is no such file. Where
+      two processes wrote into it, an epoch's last line counts.
 
     Raises:
       files.DamagedError: If another line is damaged.
@@ -129,14 +130,18 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     path = workdir / "metrics.jsonl"
     if not path.exists():
         return []
-    try:
-        lines = path.read_text().splitlines(keepends=True)
-        epochs = [json.loads(line) for line in lines if line.endswith("\n")]
-        if not all(isinstance(epoch, dict) for epoch in epochs):
-            raise ValueError("a line holds no JSON object")
-    except ValueError as error:
-        raise files.DamagedError(path, error) from error
-    return epochs
+    epochs: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            continue
+        try:
+            epoch = json.loads(line)
+            if not isinstance(epoch, dict) or type(epoch.get("epoch")) is not int:
+                raise ValueError("it is no JSON object with a whole number as epoch")
+        except ValueError as error:
+            raise files.DamagedError(path, f"line {number}: {error}") from error
+        epochs[epoch["epoch"]] = epoch
+    return [epochs[epoch] for epoch in sorted(epochs)]
 
 
 def progress_bar(num_epochs: int, *, done: int) -> tqdm:

@@ -4,7 +4,7 @@ import logging
 import numpy as np
 import pytest
 
-from kln_jax import metrics
+from kln_jax import files, metrics
 
 
 def test_first_unhealthy_names_the_term_before_the_sum():
@@ -52,6 +52,27 @@ def test_metric_writer_goes_on_after_the_last_epoch_that_was_saved(tmp_path):
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
     events = [path.read_bytes() for path in (tmp_path / "tensorboard").iterdir()]
     assert sum(event.count(b"test_error_percent") for event in events) == 4
+
+
+@pytest.mark.parametrize(
+    "line", [b"{", b"\xff", b"{}", b"[]", b'{"epoch": "2"}', b'{"epoch": 2.5}']
+)
+def test_a_line_that_is_no_epoch_is_named(line, tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"epoch": 1}\n%b\n' % line)
+    with pytest.raises(files.DamagedError, match=r"\.jsonl is damaged: line 2: "):
+        metrics.read_metrics(tmp_path)
+
+
+def test_of_lines_that_two_processes_wrote_the_last_of_an_epoch_counts(tmp_path):
+    epochs = [1, 3, 4, 2, 3]
+    lines = [dict(epoch=epoch, step=i) for i, epoch in enumerate(epochs)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    kept = [lines[0], lines[3], lines[4], lines[2]]
+    assert metrics.read_metrics(tmp_path) == kept
+    with metrics.MetricWriter(tmp_path, last_epoch=3) as writer:
+        assert writer.last == lines[4]
+    assert metrics.read_metrics(tmp_path) == kept[:3]
 
 
 @pytest.mark.parametrize("part", ["test", "validation"])
