@@ -115,9 +115,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         parser.stop(error)
     height, width, channels = trained.image_shape
-    print(f"Wrote {out}: uint8 images (b, {height}, {width}, {channels}) of classes")
-    for number, name in enumerate(trained.class_names):
-        print(f"{number:4}  {name}")
+    with parser.printing():
+        print(
+            f"Wrote {out}: uint8 images (b, {height}, {width}, {channels}) of classes"
+        )
+        for number, name in enumerate(trained.class_names):
+            print(f"{number:4}  {name}")
     return 0
 
 

@@ -19,6 +19,8 @@ classified all the same, and the exit status is 1.
 from __future__ import annotations
 
 import argparse
+import codecs
+import contextlib
 import io
 import itertools
 import json
@@ -105,6 +107,39 @@ class Parser(argparse.ArgumentParser):
         except (ValueError, OSError, checkpoint.CheckpointError) as error:
             self.stop(error)
 
+    @contextlib.contextmanager
+    def printing(self) -> Iterator[None]:
+        """Ends the process with a line if what is printed inside cannot be written.
+
+        Raises:
+          SystemExit: If so, but not where whoever read the output has had enough.
+        """
+        if not sys.stdout:
+            self.stop(OSError("The standard output is closed."))
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors=_ESCAPE)
+        try:
+            yield
+            sys.stdout.flush()
+        except OSError as error:
+            # Or Python's exit would write what is left.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(error, BrokenPipeError):
+                place = error.filename or "standard input or output"
+                self.stop(OSError(f"{place}: {error.strerror}"))
+
+
+def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Keeps the bytes of a file's name, and escapes what the encoding lacks."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.backslashreplace_errors(error)
+
+
+_ESCAPE = "kln_jax.escape"
+codecs.register_error(_ESCAPE, _escape)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line.
@@ -133,10 +168,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     trained = parser.load(arguments)
 
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper):
-            # A name of a file is bytes, which need not be text.
-            stream.reconfigure(errors="surrogateescape")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # A name of a file is bytes, which need not be text.
+        sys.stdin.reconfigure(errors="surrogateescape")
     unusable = 0
 
     def report(path: object, reason: object) -> None:
@@ -145,12 +179,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = f"{parser.prog}: error: {path}: {' '.join(str(reason).split())}"
         print(line, file=sys.stderr)
 
-    try:
+    with parser.printing():
         paths = _files(arguments.images, report)
         _print(_classified(trained, paths, report), trained.class_names, arguments.json)
-        sys.stdout.flush()
-    except BrokenPipeError:  # Whoever read the output has had enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(unusable > 0)
 
 
@@ -177,6 +208,9 @@ def _files(
     from kln_jax import datasets
 
     for argument in arguments:
+        if argument == "-" and not sys.stdin:
+            report(argument, "the standard input is closed")
+            continue
         if argument == "-":
             lines = (line.rstrip("\n") for line in sys.stdin)
             yield from _files((line for line in lines if line not in ("", "-")), report)

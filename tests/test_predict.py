@@ -261,9 +261,59 @@ def test_whoever_reads_the_output_may_stop(small, folder):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def _python(*arguments, stdout=subprocess.PIPE):
+@pytest.mark.parametrize("module", ["predict", "export"])
+@pytest.mark.parametrize(
+    ("redirection", "message"),
+    [
+        (">/dev/full", "standard input or output: No space left on device"),
+        (">&-", "The standard output is closed."),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_line(
+    module, redirection, message, small, folder
+):
+    done = _python(
+        "-m",
+        f"kln_jax.{module}",
+        f"--workdir={small.workdir}",
+        str(folder / "0.png"),
+        redirection=redirection,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"kln_jax.{module}: error: {message}\n"
+
+
+def test_a_standard_input_that_is_closed_is_named(small, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert _run(small, "-") == 1
+    error = "kln_jax.predict: error: -: the standard input is closed\n"
+    assert capsys.readouterr().err == error
+
+
+def test_what_an_encoding_lacks_is_escaped_but_no_byte_of_a_file_name(
+    small, folder, capfdbinary, monkeypatch
+):
+    names = [f"ö{name}" for name in small_run.CLASS_NAMES]
+    load = inference.load
+
+    def load_with_names(*arguments, **keywords):
+        return load(*arguments, **keywords)._replace(class_names=names)
+
+    monkeypatch.setattr(inference, "load", load_with_names)
+    name = os.fsencode(folder / "0") + b"\xff.png"
+    (folder / "0.png").rename(os.fsdecode(name))
+    with open(os.dup(1), "w", encoding="ascii") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert _run(small, os.fsdecode(name)) == 0
+    line = capfdbinary.readouterr().out.splitlines()[1]
+    assert line.startswith(b"\\xf6")
+    assert line.endswith(name)
+
+
+def _python(*arguments, stdout=subprocess.PIPE, redirection=""):
+    command = [sys.executable, "-W", "error", *arguments]
     return subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
+        ["sh", "-c", f'"$@" {redirection}', "sh", *command],
         cwd=ROOT,
         stdout=stdout,
         stderr=subprocess.PIPE,
