@@ -260,6 +260,9 @@ def _classified(
             prediction.reconstruction_error,
             strict=True,
         ):
+            if not np.isfinite([*probabilities, squares]).all():
+                report(path, "what the network says is not finite: training diverged")
+                continue
             best = int(np.argmax(probabilities))
             yield {
                 "image": str(path),

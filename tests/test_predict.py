@@ -261,6 +261,19 @@ def test_whoever_reads_the_output_may_stop(small, folder):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_what_is_not_finite_is_an_error(small, folder, capsys, monkeypatch):
+    trained = inference.load(small.workdir)
+    nan = jax.tree.map(lambda leaf: leaf * np.nan, trained.state.params)
+    diverged = trained._replace(state=trained.state.replace(params=nan))
+    monkeypatch.setattr(inference, "load", lambda *_, **__: diverged)
+    image = folder / "0.png"
+    assert _run(small, "--json", image) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"kln_jax.predict: error: {image}: what the network says is ")
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize("module", ["predict", "export"])
 @pytest.mark.parametrize(
     ("redirection", "message"),
