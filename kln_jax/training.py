@@ -167,8 +167,11 @@ def train_and_evaluate(
                 result = _result(configs[name], data, one, seeds_at_once=len(left))
                 files.write_json(place / name / "result.json", result)
                 (place / name / "diverged.json").unlink(missing_ok=True)
-        paths = {name: place / name / "result.json" for name in configs}
-        results = {name: files.read_json(p) for name, p in paths.items() if p.exists()}
+        results = {
+            name: _read_result(place / name)
+            for name in configs
+            if (place / name / "result.json").exists()
+        }
         if results:
             print(f"{_closing(list(results.values()))}\nEverything lies in {place}.")
     if failures:
@@ -358,11 +361,23 @@ def _warn_of_shared_images(data: datasets.Dataset) -> None:
 def _finished(place: pathlib.Path | None, names: Sequence[str]) -> dict[str, Any]:
     if place is None:
         return {}
-    results = {name: files.read_json(place / name / "result.json") for name in names}
+    results = {name: _read_result(place / name) for name in names}
     whole = "This run is" if len(names) == 1 else "These runs are"
     print(f"{whole} finished; nothing is left to do.")
     print(f"{_closing(list(results.values()))}\nEverything lies in {place}.")
     return results.get("", results)
+
+
+def _read_result(directory: pathlib.Path) -> dict[str, Any]:
+    path = directory / "result.json"
+    result = files.read_json(path)
+    try:
+        _closing([result])
+    except KeyError as error:
+        raise files.DamagedError(path, f"it has no {error}") from error
+    except (TypeError, ValueError) as error:
+        raise files.DamagedError(path, str(error)) from error
+    return result
 
 
 def _result(

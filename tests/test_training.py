@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from kln_jax import datasets, loop, metrics, steps, training
+from kln_jax import datasets, files, loop, metrics, steps, training
 from kln_jax.checkpoint import Checkpoints
 from kln_jax.interruption import Interrupted, Interruption
 from tests.small_run import config_of_digits as _config
@@ -90,6 +90,23 @@ def test_a_finished_run_says_so(finished, capsys):
     assert training.train_and_evaluate(_config(), str(workdir)) == result
     assert "finished" in capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"num_test_images": None}, "unsupported operand"),
+        ({"wall_seconds": "long"}, "Unknown format code"),
+        (None, "it has no 'num_validation_images'"),
+    ],
+)
+def test_a_result_that_is_none_is_named(changes, why, finished, tmp_path):
+    workdir, result = finished
+    shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
+    content = {} if changes is None else result | changes
+    (tmp_path / "result.json").write_text(json.dumps(content))
+    with pytest.raises(files.DamagedError, match=rf"result\.json is damaged: {why}"):
+        training.train_and_evaluate(_config(), str(tmp_path))
 
 
 def test_an_interrupted_run_goes_on_to_the_same_end(
