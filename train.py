@@ -96,6 +96,14 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     except (flags.Error, KeyError, TypeError, ValueError, OSError) as error:
         # A wrong value, or a file that is missing or raises: the last line says why.
         _stop(str(error).strip().splitlines()[-1])
+    except Exception as error:  # Whatever else the code of the file raises.
+        places = [
+            f"{frame.f_code.co_filename}, line {line}: "
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if frame.f_globals["__name__"] == "config_config"  # So it is imported.
+        ]
+        # A syntax error, which has no place there, names its own.
+        _stop(f"{''.join(places[-1:])}{type(error).__name__}: {error}")
     if flags.FLAGS["verbosity"].using_default_value:
         # Of the libraries' lines only those that warn.
         absl_logging.set_verbosity(absl_logging.WARNING)

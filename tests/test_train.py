@@ -74,6 +74,26 @@ def test_a_function_misspelt_in_a_file_is_no_key(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def get_config(:", "SyntaxError: invalid syntax (own.py, line 1)"),
+        (
+            "import none",
+            "own.py, line 1: ModuleNotFoundError: No module named 'none'",
+        ),
+        ("x = 1\nx / 0", "own.py, line 2: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_a_file_raises_is_one_line(code, message, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(code)
+    done = _train("--config=own.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"train.py: error: {message}"
+    assert "Traceback" not in done.stderr
+
+
 def test_a_run_ends_with_its_error_and_place(tmp_path):
     done = _train(
         DIGITS,
