@@ -27,6 +27,10 @@ _EMBEDDINGS: dict[str, Callable[[networks.KLN], Any]] = {
 _NUM_SEEDS = 2**32
 # Its Gram matrices take 1.6 GB each.
 _LARGEST_BATCH = 20_000
+# A hidden layer of so many times the paper's channels is beyond any device.
+_LARGEST_WIDTH = 100
+# Steps are counted in int32.
+_NUM_COUNTS = 2**31
 
 
 def validate(config: ConfigDict) -> None:
@@ -58,6 +62,15 @@ def validate(config: ConfigDict) -> None:
             raise ValueError(
                 f"{name}={value!r} must be a {text}number of at least {bound}."
             )
+        if name in whole and not name.endswith("seed") and value >= _NUM_COUNTS:
+            raise ValueError(
+                f"{name}={value} must be below 2**31, for counts take no more bits."
+            )
+    if config.width > _LARGEST_WIDTH:
+        raise ValueError(
+            f"width={config.width} must be at most {_LARGEST_WIDTH}; the paper's are "
+            "width=1."
+        )
     if not config.width:
         raise ValueError("width=0 leaves no channels; the paper's are width=1.")
     if config.seed + config.num_seeds > _NUM_SEEDS:
@@ -199,12 +212,21 @@ def optimizer(
     Args:
       config: The configuration.
       steps_per_epoch: Steps in an epoch, the unit of its milestones.
+
+    Raises:
+      ValueError: If a milestone is at a step that cannot be counted.
     """
+    milestones = [epoch * steps_per_epoch for epoch in config.lr_milestones]
+    if max(milestones, default=0) >= _NUM_COUNTS:
+        raise ValueError(
+            f"lr_milestones={config.lr_milestones!r} must lie below step 2**31, with "
+            f"{steps_per_epoch} steps an epoch."
+        )
     return optim.optimiser(
         config.optimizer,
         optim.step_schedule(
             config.learning_rate,
-            milestones=[epoch * steps_per_epoch for epoch in config.lr_milestones],
+            milestones=milestones,
             decay=config.lr_decay,
             warmup_steps=config.warmup_steps,
         ),
