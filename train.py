@@ -9,7 +9,9 @@ from typing import NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
+
+from configs import default
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
@@ -84,6 +86,7 @@ def main(argv: Sequence[str]) -> None:
 def _parse_flags(argv: Sequence[str]) -> list[str]:
     try:
         remaining = flags.FLAGS(argv)
+        _check_keys(_CONFIG.value)
     except AttributeError as error:
         cause = error.args[0]
         # That of ml_collections for a misspelt key; any other is the file's own.
@@ -108,6 +111,24 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         # Of the libraries' lines only those that warn.
         absl_logging.set_verbosity(absl_logging.WARNING)
     return remaining
+
+
+def _check_keys(config: ConfigDict) -> None:
+    """Ends the process if a file has other keys than the default, or other types."""
+    known = default.get_config()
+    for name in sorted(set(config) - set(known)):
+        _stop(f"unknown configuration key {name!r}")
+    for name, like in known.items():
+        if name not in config:
+            _stop(f"configuration key {name!r} is missing; its default is {like!r}")
+        value, kind = config[name], type(like)
+        also = {float: int, tuple: list}.get(kind, kind)
+        is_no_number = isinstance(value, bool) and kind is not bool
+        if is_no_number or not isinstance(value, (kind, also)):
+            _stop(
+                f"{name}={value!r} must be of type {kind.__name__}, such as its "
+                f"default {like!r}"
+            )
 
 
 def _stop(error: object) -> NoReturn:

@@ -78,10 +78,7 @@ def test_a_function_misspelt_in_a_file_is_no_key(tmp_path):
     ("code", "message"),
     [
         ("def get_config(:", "SyntaxError: invalid syntax (own.py, line 1)"),
-        (
-            "import none",
-            "own.py, line 1: ModuleNotFoundError: No module named 'none'",
-        ),
+        ("import none", "own.py, line 1: ModuleNotFoundError: No module named 'none'"),
         ("x = 1\nx / 0", "own.py, line 2: ZeroDivisionError: division by zero"),
     ],
 )
@@ -91,6 +88,40 @@ def test_what_a_file_raises_is_one_line(code, message, tmp_path):
     done = _train("--config=own.py", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"train.py: error: {message}"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("del config.ridge", "configuration key 'ridge' is missing; its default"),
+        ("config.note = {1}", "unknown configuration key 'note'"),
+        (
+            "config.validation_fraction = '0.1'",
+            "validation_fraction='0.1' must be of type float, such as its default 0.0",
+        ),
+        (
+            "config.data_dir = None",
+            "data_dir=None must be of type str, such as its default ''",
+        ),
+        ("config.seed = True", "seed=True must be of type int, such as its default 0"),
+        # An int for a float, and a list for a tuple, will do.
+        (
+            "config.update(clip_norm=5, lr_milestones=[1], ridge=0)",
+            "ridge=0.0 must be a positive",
+        ),
+    ],
+)
+def test_a_file_has_all_keys_in_their_types(code, message, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from configs import digits\n\n\ndef get_config():\n"
+        "    config = digits.get_config()\n"
+        f"    with config.unlocked(), config.ignore_type():\n        {code}\n"
+        "    return config\n"
+    )
+    done = _train("--config=own.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"train.py: error: {message}")
     assert "Traceback" not in done.stderr
 
 
