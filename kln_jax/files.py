@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -22,20 +25,27 @@ def write_whole(path: pathlib.Path, content: bytes | bytearray) -> None:
     """Writes a file, whole or not at all.
 
     Args:
-      path: Its name.
+      path: Its name. A link to it stays one.
       content: What is to be in it.
 
     Raises:
       OSError: If it cannot be written; it names the file.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    target = pathlib.Path(os.path.realpath(path))
+    # To rename would replace a device by a file; of a directory it is refused anyway.
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        why = "Not a regular file, give another name"
+        raise OSError(errno.EINVAL, why, str(path))
+    temporary = target.with_name(f".{target.name}.tmp")
     try:
         temporary.write_bytes(content)
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:  # It names the other one.
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        # Where it cannot be written, it may not be looked for either.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:

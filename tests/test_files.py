@@ -1,6 +1,8 @@
 """Files of a run, whole or not at all."""
 
 import json
+import os
+import stat
 
 import pytest
 
@@ -25,7 +27,27 @@ def test_differences_are_named_with_both_values_in_order():
     assert files.differences(there, dict(there)) == ""
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
-    path = tmp_path / "absent" / "result.json"
-    with pytest.raises(FileNotFoundError, match=rf"'{path}'$"):
+@pytest.mark.parametrize("place", ["absent", "file"])
+def test_a_file_that_cannot_be_written_is_named(place, tmp_path):
+    (tmp_path / "file").touch()
+    path = tmp_path / place / "result.json"
+    with pytest.raises(OSError, match=rf"'{path}'$"):
         files.write_json(path, {})
+
+
+def test_a_link_stays_one(tmp_path):
+    path, link = tmp_path / "a.json", tmp_path / "link"
+    link.symlink_to(path.name)
+    files.write_json(link, {})
+    assert link.is_symlink()
+    assert files.read_json(path) == {}
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path):
+    path, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(path)
+    link.symlink_to(path)
+    for name in (path, link):
+        with pytest.raises(OSError, match=rf"Not a regular file, .*: '{name}'$"):
+            files.write_json(name, {})
+    assert stat.S_ISFIFO(path.stat().st_mode)
