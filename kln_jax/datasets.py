@@ -9,6 +9,7 @@ Decoded images are cached as memory-mapped files.
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -425,7 +426,7 @@ def _load_own_images(
         )
     if not 0 < test_fraction < 1:
         raise DatasetError(f"test_fraction must be in (0, 1), not {test_fraction}")
-    path = pathlib.Path(data_dir).expanduser()
+    path = _expanded(data_dir)
     shape = (image_size, image_size, 1 if image_size == 28 else 3)
     if path.is_dir():
         train, test, class_names = _read_folder(path, shape)
@@ -709,6 +710,15 @@ def _class_names(path: pathlib.Path, names: np.ndarray) -> tuple[str, ...]:
     return class_names
 
 
+def _expanded(path: str | os.PathLike[str]) -> pathlib.Path:
+    try:
+        return pathlib.Path(path).expanduser()
+    except RuntimeError as error:
+        raise DatasetError(
+            f"{path}: there is no such home directory; give a path without ~"
+        ) from error
+
+
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -719,7 +729,7 @@ def _one_line(error: BaseException) -> str:
 def _tfds_root(data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
     if data_dir is None:
         data_dir = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    return pathlib.Path(data_dir).expanduser().absolute()
+    return _expanded(data_dir).absolute()
 
 
 def _command(name: str, root: pathlib.Path) -> str:
@@ -901,9 +911,13 @@ def _cache_places(
     root: pathlib.Path, cache_dir: str | os.PathLike[str] | None
 ) -> list[pathlib.Path]:
     if cache_dir is not None:
-        return [pathlib.Path(cache_dir).expanduser().absolute()]
-    user = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return [root / ".kln_jax_cache", user / "kln_jax"]
+        return [_expanded(cache_dir).absolute()]
+    places = [root / ".kln_jax_cache"]
+    # Without a home directory there is none of the user's.
+    with contextlib.suppress(DatasetError):
+        user = _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+        places.append(user / "kln_jax")
+    return places
 
 
 def _is_writable(directory: pathlib.Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import pathlib
 import re
@@ -15,6 +16,8 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+logger = logging.getLogger("kln_jax")
 
 T = TypeVar("T")
 
@@ -293,11 +296,20 @@ def cache_compilations(directory: str) -> None:
     """Lets JAX keep compiled programs, so that the next start need not compile.
 
     Args:
-      directory: Where they lie, made if it is absent; ``""`` for none. What the user
+      directory: Where they lie, made if it is absent; ``""`` for none. Without the
+        home directory that it names there is none either, and a warning. What the user
         told JAX itself, as by JAX_COMPILATION_CACHE_DIR, goes before.
     """
     if directory and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        path = str(pathlib.Path(directory).expanduser())
+        try:
+            path = str(pathlib.Path(directory).expanduser())
+        except RuntimeError:  # As of a container's user whom it does not know.
+            logger.warning(
+                "compilation_cache=%r is left out: there is no such home directory. "
+                "Give a path without ~, or '' for none.",
+                directory,
+            )
+            return
         jax.config.update("jax_compilation_cache_dir", path)
         # JAX leaves out what compiles within a second: all but the step, here.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)

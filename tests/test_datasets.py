@@ -415,6 +415,17 @@ def test_without_a_place_for_the_cache_it_goes_on_with_a_warning(
     assert not (blocked / "cache").exists()
 
 
+def test_a_home_directory_that_is_not_there_is_needed_only_where_it_is_named(
+    root, monkeypatch
+):
+    tfds_writer.write_random_set(root, "mnist", SIZES)
+    monkeypatch.setenv("XDG_CACHE_HOME", "~nobody.here/.cache")
+    _load("mnist", root)
+    for options in ({"root": "~nobody.here/x"}, {"root": root, "cache_dir": "~no.one"}):
+        with pytest.raises(datasets.DatasetError, match="there is no such home"):
+            _load("mnist", **options)
+
+
 def test_full_disk_goes_on_with_a_warning(root, tmp_path, monkeypatch, caplog):
     written = tfds_writer.write_random_set(root, "mnist", SIZES)
 
@@ -757,6 +768,7 @@ def test_image_files_are_neither_hidden_nor_folders(tmp_path, pattern, deeper):
     [
         ({}, "needs data_dir"),
         ({"data_dir": "absent"}, "neither a folder"),
+        ({"data_dir": "~nobody.here/x"}, "^~nobody.here/x: there is no such home"),
         ({"data_dir": "."}, "no folder train"),
         ({"data_dir": ".", "image_size": 64}, "28 or 32, not 64"),
         ({"data_dir": ".", "test_fraction": 0.0}, "test_fraction must be in"),

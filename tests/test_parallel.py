@@ -132,7 +132,7 @@ def test_an_error_ends_one_of_several_processes_at_once(monkeypatch):
     assert calls == [1.0, 75, 1]
 
 
-def test_the_compilation_cache_is_set_unless_the_user_has_set_one():
+def test_the_compilation_cache_is_set_unless_the_user_has_set_one(caplog):
     theirs = jax.config.jax_compilation_cache_dir
     assert theirs  # By conftest, as a user would.
     try:
@@ -140,6 +140,9 @@ def test_the_compilation_cache_is_set_unless_the_user_has_set_one():
         assert jax.config.jax_compilation_cache_dir == theirs
         jax.config.update("jax_compilation_cache_dir", None)
         parallel.cache_compilations("")
+        assert not caplog.records
+        parallel.cache_compilations("~nobody.here/somewhere")
+        assert "'~nobody.here/somewhere' is left out" in caplog.text
         assert jax.config.jax_compilation_cache_dir is None
         parallel.cache_compilations("~/somewhere")
         assert jax.config.jax_compilation_cache_dir == os.path.expanduser("~/somewhere")
