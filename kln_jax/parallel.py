@@ -135,7 +135,7 @@ def leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     # Where there is no device, JAX cannot say which process this is.
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError, AssertionError):
         if is_main():
             time.sleep(_LAST_WORDS_SECONDS)
     os._exit(status)
@@ -284,8 +284,14 @@ def choose_platform(platform: str) -> None:
     _give_threads_to_forced_devices()
     try:
         found = jax.default_backend()
-    except RuntimeError as error:
-        raise ValueError(f"platform={platform!r} is not to be had: {error}") from error
+    except (RuntimeError, AssertionError) as error:
+        asked = platform or jax.config.jax_platforms  # type: ignore[attr-defined]
+        # For CUDA without a GPU it is a bare assertion.
+        why = str(error) or (
+            "no NVIDIA GPU is visible (without platform or JAX_PLATFORMS it is what "
+            "there is)"
+        )
+        raise ValueError(f"platform={asked!r} is not to be had: {why}") from error
     if platform and found != platform:
         raise ValueError(
             f"platform={platform!r} is not to be had: JAX already runs on {found}."

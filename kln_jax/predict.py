@@ -97,12 +97,13 @@ class Parser(argparse.ArgumentParser):
           The trained network.
 
         Raises:
-          SystemExit: If there is none, or it cannot be read.
+          SystemExit: If there is none, or no device, or it cannot be read.
         """
         # Only here, so that --help and a wrong argument answer at once.
-        from kln_jax import checkpoint, inference
+        from kln_jax import checkpoint, inference, parallel
 
         try:
+            parallel.choose_platform("")
             return inference.load(arguments.workdir, best=arguments.best)
         except (ValueError, OSError, checkpoint.CheckpointError) as error:
             self.stop(error)

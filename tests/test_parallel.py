@@ -84,6 +84,15 @@ def test_an_absent_platform_is_named():
     parallel.choose_platform("cpu")
 
 
+def test_a_gpu_that_jax_was_told_to_take_is_missed_in_words(monkeypatch):
+    def no_gpu():
+        raise AssertionError  # As JAX does.
+
+    monkeypatch.setattr(jax, "default_backend", no_gpu)
+    with pytest.raises(ValueError, match=r"platform='cpu' .* no NVIDIA GPU is"):
+        parallel.choose_platform("")
+
+
 def test_describe_gives_processes_devices_and_platform():
     assert parallel.describe().startswith(
         "process 0 of 1, 8 local and 8 global devices, platform cpu"

@@ -14,7 +14,7 @@ import PIL.Image
 import pytest
 
 from configs import mnist
-from kln_jax import datasets, inference, predict, program, rundir
+from kln_jax import datasets, export, inference, predict, program, rundir
 from kln_jax.checkpoint import Checkpoints
 from tests import small_run
 
@@ -229,6 +229,18 @@ def test_the_best_state_is_asked_for(small, capsys):
     with pytest.raises(SystemExit):
         _run(small, "--best", "image.png")
     assert "has no best checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [predict.main, export.main])
+def test_a_device_that_is_not_there_is_one_line(main, small, monkeypatch, capsys):
+    def no_device():
+        raise RuntimeError("Unable to initialize backend 'foo'")
+
+    monkeypatch.setattr(jax, "default_backend", no_device)
+    with pytest.raises(SystemExit, match="1"):
+        main([f"--workdir={small.workdir}", "OUT"])
+    line = "platform='cpu' is not to be had: Unable to initialize backend 'foo'\n"
+    assert capsys.readouterr().err.endswith(f"error: {line}")
 
 
 @pytest.mark.parametrize("module", ["predict", "export"])

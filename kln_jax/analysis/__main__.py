@@ -5,7 +5,7 @@ import logging
 import pathlib
 import sys
 
-from kln_jax import training
+from kln_jax import parallel, training
 from kln_jax.analysis import figures, report, runs, view
 from kln_jax.analysis.suites import SUITES
 from kln_jax.checkpoint import CheckpointError
@@ -16,6 +16,8 @@ def main() -> None:
     """Runs a command; an error of the user's ends it in one line."""
     arguments = _parser().parse_args()
     try:
+        if arguments.function is not _run:  # Its configurations choose.
+            parallel.choose_platform("")
         arguments.function(arguments)
     except Interrupted as stopped:
         print(stopped, file=sys.stderr)

@@ -529,6 +529,17 @@ def test_a_directory_without_a_run_is_one_line(tmp_path, monkeypatch):
         command.main()
 
 
+@pytest.mark.parametrize("name", ["figures", "report", "view"])
+def test_a_device_that_is_not_there_is_one_line(name, workdir, monkeypatch):
+    def no_device():
+        raise RuntimeError("Unable to initialize backend 'foo'")
+
+    monkeypatch.setattr(jax, "default_backend", no_device)
+    monkeypatch.setattr("sys.argv", ["analysis", name, str(workdir)])
+    with pytest.raises(SystemExit, match=r"error: platform='cpu' .* backend 'foo'$"):
+        command.main()
+
+
 # --- In a browser ---
 
 BROWSER = next(
