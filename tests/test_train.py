@@ -8,9 +8,9 @@ import pytest
 from tests.processes import DIGITS, ROOT, environment
 
 
-def _train(*arguments, cwd):
+def _train(*arguments, cwd, before=()):
     return subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *arguments],
+        [*before, sys.executable, str(ROOT / "train.py"), *arguments],
         cwd=cwd,
         env=environment(),
         capture_output=True,
@@ -142,3 +142,23 @@ def test_a_run_ends_with_its_error_and_place(tmp_path):
     assert "of 360 images) after 1 epochs" in error
     assert place == f"Everything lies in runs/{workdir.name}."
     assert (workdir / "result.json").exists()
+
+
+def test_too_little_memory_is_one_line(tmp_path):
+    done = _train(
+        DIGITS,
+        "--config.network=mlp",
+        "--config.width=0.02",
+        "--config.latent_dim=4",
+        "--config.num_epochs=1",
+        "--config.batch_size=20000",
+        cwd=tmp_path,
+        # The step would take twice as much.
+        before=("sh", "-c", f'ulimit -v {2**25} && exec "$@"', "sh"),
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        "train.py: error: batch_size=20000 and width=0.02 take more memory than there "
+        "is; lower one of them (RESOURCE_EXHAUSTED: Out of memory"
+    )
