@@ -70,6 +70,10 @@ def join_processes(
             f"{' and '.join(missing)} missing: coordinator_address, num_processes and "
             "process_id belong together."
         )
+    if coordinator_address and not re.search(r":\d+$", coordinator_address):
+        raise ValueError(
+            f"coordinator_address={coordinator_address!r} has no port; give HOST:PORT."
+        )
     place = cluster(os.environ) if missing else "the command line"
     if place is None:
         return

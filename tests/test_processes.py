@@ -142,6 +142,7 @@ def test_the_environment_says_who_started_the_process(environment, name):
     [
         (("h:1", None, None), "num_processes and process_id missing"),
         ((None, 2, 0), "coordinator_address missing"),
+        (("h", 1, 0), "coordinator_address='h' has no port; give HOST:PORT"),
         (("h:1", 2, 2), "cannot be joined"),
         (("h:1", 0, 0), "cannot be joined"),
     ],
