@@ -107,7 +107,7 @@ def _report(arguments: argparse.Namespace) -> None:
 
 def _figures(arguments: argparse.Namespace) -> None:
     path = arguments.workdir / "overview.png"
-    figures.overview(training.load_run(arguments.workdir)).savefig(path)
+    figures.save(figures.overview(training.load_run(arguments.workdir)), path)
     print(f"Wrote {path}.")
 
 

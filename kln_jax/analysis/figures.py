@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +26,7 @@ from matplotlib.ticker import (
 )
 from sklearn.manifold import TSNE
 
-from kln_jax import augment, metrics, steps
+from kln_jax import augment, files, metrics, steps
 from kln_jax.cmmd import weight_matrix
 from kln_jax.kernels import Kernel, gaussian_mixture
 from kln_jax.networks import Outputs
@@ -43,6 +45,21 @@ SAME, DIFFERENT = "#0072b2", "#d55e00"
 
 # Compiled once for all figures of a network that take as many images.
 _predict = jax.jit(steps.predict, static_argnums=0)
+
+
+def save(figure: Figure, path: pathlib.Path) -> None:
+    """Writes a figure as PNG, whole or not at all.
+
+    Args:
+      figure: The figure.
+      path: Its file.
+
+    Raises:
+      OSError: If it cannot be written; it names the file.
+    """
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    files.write_whole(path, content.getvalue())
 
 
 def overview(run: Run, *, num_images: int = 300) -> Figure:

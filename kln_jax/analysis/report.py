@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from kln_jax import metrics, training
+from kln_jax import files, metrics, training
 from kln_jax.analysis import figures, runs, tables
 from kln_jax.analysis.runs import Record
 from kln_jax.analysis.suites import KLN, SUITES, Entry, Suite
@@ -50,7 +50,7 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     for name, draw in _figures(records):
         path = out / "figures" / f"{name}.png"
         try:
-            draw().savefig(path)
+            figures.save(draw(), path)
         # A few images, say, have no pair of one class. The tables do without.
         except ValueError as error:
             logger.warning("No %s: %s", path, error)
@@ -64,7 +64,7 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
         ("tex", tables.latex(found)),
     ):
         path = out / f"report.{suffix}"
-        path.write_text(text, encoding="utf-8")
+        files.write_whole(path, text.encode())
         yield path
 
 

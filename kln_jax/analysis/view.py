@@ -105,7 +105,7 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
         reconstructions=np.asarray(outputs.reconstruction),
     )
     path = directory / "view.html"
-    path.write_text(page(look), encoding="utf-8")
+    files.write_whole(path, page(look).encode())
     return path
 
 

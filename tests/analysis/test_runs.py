@@ -412,6 +412,18 @@ def test_a_run_that_cannot_be_drawn_leaves_the_tables(
     assert re.search(r"No figures of \S+/0: .*damaged", caplog.text)
 
 
+@pytest.mark.parametrize("name", ["report.csv", "figures/digits-map.png"])
+def test_what_cannot_be_written_leaves_the_old_report(name, copied, monkeypatch):
+    monkeypatch.setattr(report, "_figures", lambda _: [("digits-map", Figure)])
+    path = copied / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("old")
+    (path.parent / f".{path.name}.tmp").mkdir()  # So that nothing new can be written.
+    with pytest.raises(OSError, match=f"'{path}'$"):
+        list(report.write(copied))
+    assert path.read_text() == "old"
+
+
 def test_a_figure_that_cannot_be_drawn_leaves_the_others(
     out, tmp_path, monkeypatch, caplog
 ):

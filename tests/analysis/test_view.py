@@ -529,6 +529,22 @@ def test_a_directory_without_a_run_is_one_line(tmp_path, monkeypatch):
         command.main()
 
 
+@pytest.mark.parametrize(
+    ("name", "file"), [("figures", "overview.png"), ("view", "view.html")]
+)
+def test_what_cannot_be_written_leaves_the_old_file(
+    name, file, workdir, tmp_path, monkeypatch
+):
+    shutil.copytree(workdir, tmp_path / "run")
+    path = tmp_path / "run" / file
+    path.write_text("old")
+    (path.parent / f".{file}.tmp").mkdir()  # So that nothing new can be written.
+    monkeypatch.setattr("sys.argv", ["analysis", name, str(path.parent)])
+    with pytest.raises(SystemExit, match=f"error: .*'{path}'$"):
+        command.main()
+    assert path.read_text() == "old"
+
+
 @pytest.mark.parametrize("name", ["figures", "report", "view"])
 def test_a_device_that_is_not_there_is_one_line(name, workdir, monkeypatch):
     def no_device():
