@@ -283,20 +283,24 @@ def choose_platform(platform: str) -> None:
     Raises:
       ValueError: If there is no such device.
     """
+    before = jax.config.jax_platforms  # type: ignore[attr-defined]
     if platform:
         jax.config.update("jax_platforms", platform)
     _give_threads_to_forced_devices()
     try:
         found = jax.default_backend()
     except (RuntimeError, AssertionError) as error:
-        asked = platform or jax.config.jax_platforms  # type: ignore[attr-defined]
+        jax.config.update("jax_platforms", before)  # Another call may ask for another.
         # For CUDA without a GPU it is a bare assertion.
         why = str(error) or (
             "no NVIDIA GPU is visible (without platform or JAX_PLATFORMS it is what "
             "there is)"
         )
-        raise ValueError(f"platform={asked!r} is not to be had: {why}") from error
+        raise ValueError(
+            f"platform={platform or before!r} is not to be had: {why}"
+        ) from error
     if platform and found != platform:
+        jax.config.update("jax_platforms", before)
         raise ValueError(
             f"platform={platform!r} is not to be had: JAX already runs on {found}."
         )

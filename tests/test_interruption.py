@@ -103,9 +103,14 @@ def test_a_second_signal_ends_at_once():
 
 
 def test_afterwards_signals_are_what_they_were():
-    before = signal.getsignal(signal.SIGINT)
-    with Interruption():
-        assert signal.getsignal(signal.SIGINT) is not before
-    assert signal.getsignal(signal.SIGINT) is before
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
+    before = signal.default_int_handler
+    # In the background of a shell Python starts with the signal ignored.
+    at_first = signal.signal(signal.SIGINT, before)
+    try:
+        with Interruption():
+            assert signal.getsignal(signal.SIGINT) is not before
+        assert signal.getsignal(signal.SIGINT) is before
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, at_first)

@@ -79,8 +79,10 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
 
 
 def test_an_absent_platform_is_named():
+    before = jax.config.jax_platforms
     with pytest.raises(ValueError, match="platform='gpu'"):
         parallel.choose_platform("gpu")
+    assert jax.config.jax_platforms == before
     parallel.choose_platform("cpu")
 
 
@@ -91,6 +93,9 @@ def test_a_gpu_that_jax_was_told_to_take_is_missed_in_words(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", no_gpu)
     with pytest.raises(ValueError, match=r"platform='cpu' .* no NVIDIA GPU is"):
         parallel.choose_platform("")
+    with pytest.raises(ValueError, match=r"platform='gpu' .* no NVIDIA GPU is"):
+        parallel.choose_platform("gpu")
+    assert jax.config.jax_platforms == "cpu"
 
 
 def test_describe_gives_processes_devices_and_platform():
