@@ -46,8 +46,6 @@ def main(argv: Sequence[str]) -> None:
             "--config=configs/digits.py:semi"
         )
     # After the flags, so that --help and a misspelt key answer at once.
-    import jax
-
     from kln_jax import checkpoint, datasets, interruption, parallel, training
 
     logger = logging.getLogger("kln_jax")
@@ -80,19 +78,17 @@ def main(argv: Sequence[str]) -> None:
     ) as error:
         absl_logging.debug("Traceback:", exc_info=True)  # With --verbosity=1.
         _say(error)
-    except jax.errors.JaxRuntimeError as error:
-        if str(error).startswith("RESOURCE_EXHAUSTED"):
+    except Exception as error:
+        reason = str(error).split("\n", 1)[0]  # Lists of all there is may follow.
+        if reason.startswith("RESOURCE_EXHAUSTED"):  # So JAX says it of memory.
             absl_logging.debug("Traceback:", exc_info=True)
             size, width = _CONFIG.value.batch_size, _CONFIG.value.width
-            reason, *_ = str(error).splitlines()  # Lists of all there is may follow.
             _say(
                 f"batch_size={size} and width={width} take more memory than there is; "
                 f"lower one of them ({reason})"
             )
         else:
             traceback.print_exc()
-    except Exception:
-        traceback.print_exc()
     parallel.leave(1)
 
 

@@ -289,6 +289,8 @@ def choose_platform(platform: str) -> None:
     _give_threads_to_forced_devices()
     try:
         found = jax.default_backend()
+        if platform and found != platform:
+            raise RuntimeError(f"JAX already runs on {found}.")
     except (RuntimeError, AssertionError) as error:
         jax.config.update("jax_platforms", before)  # Another call may ask for another.
         # For CUDA without a GPU it is a bare assertion.
@@ -299,11 +301,6 @@ def choose_platform(platform: str) -> None:
         raise ValueError(
             f"platform={platform or before!r} is not to be had: {why}"
         ) from error
-    if platform and found != platform:
-        jax.config.update("jax_platforms", before)
-        raise ValueError(
-            f"platform={platform!r} is not to be had: JAX already runs on {found}."
-        )
 
 
 def cache_compilations(directory: str) -> None:
