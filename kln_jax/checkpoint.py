@@ -356,5 +356,5 @@ def _error(metrics: Any) -> float:
 
 def _cause(failure: Exception) -> str:
     """Returns the message in one line; of a long one the end, where the cause is."""
-    text = " ".join(str(failure).split()) or type(failure).__name__
+    text = files.one_line(failure)
     return text if len(text) <= 160 else f"...{text[-160:]}"

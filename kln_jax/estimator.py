@@ -414,7 +414,7 @@ class KLNClassifier(
             except Exception as error:
                 raise ValueError(
                     f"{os.fspath(path)} is no file of KLNClassifier.save, or it is "
-                    f"damaged: {' '.join(str(error).split()) or type(error).__name__}"
+                    f"damaged: {files.one_line(error)}"
                 ) from error
         return estimator
 

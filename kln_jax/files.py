@@ -73,6 +73,16 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
+def one_line(error: BaseException) -> str:
+    r"""Returns what an error says, or what it is, in one line.
+
+    Examples:
+      >>> one_line(OSError("disk\n  is full")), one_line(MemoryError())
+      ('disk is full', 'MemoryError')
+    """
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """Says which values of a run are not those that it must have here.
 

@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tomllib
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = "cmmd, cmmd_from_grams, weight_matrix, gaussian_mixture, linear"
@@ -138,3 +139,11 @@ from kln_jax import cmmd
 assert callable(cmmd) and callable(kln_jax.cmmd), cmmd
 """
     )
+
+
+def test_every_package_is_installed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = project["tool"]["setuptools"]["packages"]
+    folders = [path.parent for path in (ROOT / "kln_jax").rglob("__init__.py")]
+    found = [".".join(folder.relative_to(ROOT).parts) for folder in folders]
+    assert sorted(listed) == sorted(found)
