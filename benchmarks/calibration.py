@@ -37,7 +37,7 @@ from jax.scipy.linalg import solve
 from scipy.stats import binom  # type: ignore[import-untyped]
 
 from kln_jax import conditional_test, gaussian_mixture, squared_distances
-from kln_jax.kernels import matmul
+from kln_jax.arrays import matmul
 
 LEVEL = 0.05
 RESAMPLES = 199

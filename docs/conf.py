@@ -78,7 +78,7 @@ nitpick_ignore_regex = [("py:class", r"(?!kln_jax).*")]  # Types of other librar
 
 # The reference, by headings.
 GROUPS = {
-    "Kernels and CMMD": "kernels cmmd nystroem mmd conditional_test",
+    "Kernels and CMMD": "kernels arrays cmmd nystroem mmd conditional_test",
     "Data": "datasets augment embeddings",
     "Networks and objectives": "networks layers objectives",
     "Training": "training configuration program loop steps optim parallel",

@@ -31,22 +31,24 @@ from jax import Array
 from jax.scipy.linalg import solve
 from jax.typing import ArrayLike
 
-from kln_jax.kernels import (
-    Kernel,
+from kln_jax.arrays import (
     are_integers,
-    as_features,
     as_floats,
     as_integers,
     beside_labels,
+    float_type,
+    is_real,
+    matmul,
+)
+from kln_jax.kernels import (
+    Kernel,
+    as_features,
     check_kernel,
     delta,
-    float_type,
     gaussian_mixture,
     gram,
-    is_real,
     largest_value,
     linear,
-    matmul,
     takes_any_rank,
 )
 

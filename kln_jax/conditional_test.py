@@ -20,19 +20,9 @@ from jax.scipy.linalg import solve
 from jax.scipy.sparse.linalg import cg
 from jax.typing import ArrayLike
 
+from kln_jax.arrays import as_floats, beside_labels, check_key, float_type, matmul
 from kln_jax.cmmd import check_ridge, check_sets
-from kln_jax.kernels import (
-    Kernel,
-    as_floats,
-    beside_labels,
-    check_key,
-    float_type,
-    gaussian_mixture,
-    gram,
-    largest_value,
-    linear,
-    matmul,
-)
+from kln_jax.kernels import Kernel, gaussian_mixture, gram, largest_value, linear
 
 # Values that differ by less than the error of the linear solver are ties.
 _TIE = 1e-4

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from kln_jax import steps
-from kln_jax.kernels import matmul
+from kln_jax.arrays import matmul
 from kln_jax.networks import KLN
 from kln_jax.steps import TrainState
 

@@ -17,7 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
+
+from kln_jax.arrays import (
+    are_integers,
+    as_floats,
+    as_integers,
+    as_jax,
+    matmul,
+)
 
 
 class Kernel(Protocol):
@@ -111,8 +119,8 @@ class ComposableKernel(abc.ABC):
 
 def _arrays(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
     """Returns JAX arrays; one and the same for one, which is then embedded once."""
-    array = _as_jax(a)
-    return array, array if b is a else _as_jax(b)
+    array = as_jax(a)
+    return array, array if b is a else as_jax(b)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,21 +259,6 @@ def gram(kernel: Kernel, a: Array, b: Array) -> Array:
     return values
 
 
-def check_key(key: Any) -> None:
-    """Refuses a seed in the place of a random key.
-
-    Args:
-      key: What was given.
-
-    Raises:
-      ValueError: If it is no JAX array.
-    """
-    if not isinstance(key, jax.Array):
-        raise ValueError(
-            f"key={key!r} must be a random key, such as jax.random.key(0)."
-        )
-
-
 def takes_any_rank(kernel: Kernel) -> bool:
     """Returns whether a kernel embeds what it is given, which may be no vectors.
 
@@ -322,134 +315,6 @@ def largest_value(kernel: Kernel, *sets: Array) -> float:
     return 1.0
 
 
-def is_real(dtype: DTypeLike) -> bool:
-    """Returns whether a type is one of real numbers.
-
-    Args:
-      dtype: Of an array.
-
-    Returns:
-      Whether it is boolean, integer or floating.
-    """
-    kinds = (jnp.bool_, jnp.integer, jnp.floating)
-    return any(jnp.issubdtype(dtype, kind) for kind in kinds)
-
-
-def _as_jax(array: ArrayLike) -> Array:
-    """Returns an array of JAX; integers that do not fit in its own become floats."""
-    if hasattr(array, "__array__") and not isinstance(array, Array):
-        array = np.asarray(array)
-        if array.dtype.kind in "iu" and array.size:
-            # JAX would let them wrap around.
-            bounds = jnp.iinfo(jnp.asarray(array.ravel()[:0]).dtype)
-            if not bounds.min <= array.min() <= array.max() <= bounds.max:
-                return jnp.asarray(array, float)
-    try:
-        return jnp.asarray(array)
-    except OverflowError:  # Of Python's integers.
-        return jnp.asarray(array, float)
-
-
-def _as_real(array: ArrayLike) -> Array:
-    try:
-        converted = _as_jax(array)
-    except TypeError:
-        dtype = getattr(array, "dtype", type(array).__name__)
-    else:
-        dtype = converted.dtype
-        if is_real(dtype):
-            return converted
-    raise ValueError(f"An array of {dtype} was given, but must be of real numbers.")
-
-
-def as_floats(*arrays: ArrayLike) -> tuple[Array, ...]:
-    """Returns the arrays in float32, or in float64 if one of them is.
-
-    Kernel algebra needs float32 at least: with bfloat16 or TF32 features the Gram
-    matrices lose positive definiteness.
-
-    Args:
-      *arrays: Arrays or lists of real numbers.
-
-    Returns:
-      The arrays, of one type.
-
-    Raises:
-      ValueError: If an array is not of real numbers.
-    """
-    converted = [_as_real(array) for array in arrays]
-    dtype = float_type(*converted)
-    return tuple(array.astype(dtype) for array in converted)
-
-
-def float_type(*arrays: Array) -> np.dtype:
-    """Returns the type in which arrays are computed.
-
-    Args:
-      *arrays: Of any types.
-
-    Returns:
-      float32, or float64 if one of them is.
-    """
-    wide = any(array.dtype == jnp.float64 for array in arrays)
-    return jnp.dtype(jnp.float64 if wide else jnp.float32)
-
-
-def are_integers(*arrays: ArrayLike) -> bool:
-    """Returns whether all arrays are of integers.
-
-    Args:
-      *arrays: Arrays or lists.
-
-    Returns:
-      Whether each is of an integer type, which boolean is not.
-    """
-    dtypes = (x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype for x in arrays)
-    return all(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes)
-
-
-def as_integers(*arrays: ArrayLike) -> tuple[Array, ...]:
-    """Returns arrays of integers in int32, or in int64 with ``jax_enable_x64``.
-
-    float32, in which all else is computed, has no room for integers above 2^24.
-
-    Args:
-      *arrays: Arrays or lists of integers.
-
-    Returns:
-      The arrays, of one type.
-
-    Raises:
-      ValueError: If a value does not fit.
-    """
-    dtype = jnp.asarray(0).dtype
-    bounds = jnp.iinfo(dtype)
-    for array in arrays:
-        if isinstance(array, jax.core.Tracer):
-            continue
-        values = np.asarray(array)
-        if values.size and not bounds.min <= values.min() <= values.max() <= bounds.max:
-            raise ValueError(
-                f"Integers from {values.min()} to {values.max()} do not fit in "
-                f"{dtype.name}. Number the labels anew, by np.unique(labels, "
-                "return_inverse=True), or set jax_enable_x64."
-            )
-    return tuple(jnp.asarray(array, dtype) for array in arrays)
-
-
-def beside_labels(K: Array, *labels: Array) -> tuple[Array, ...]:
-    """Returns a Gram matrix and labels as floats of one type.
-
-    Args:
-      K: Gram matrix.
-      *labels: Labels. Integers, which `delta` compares, stay as they are.
-
-    Returns:
-      The matrix and the labels.
-    """
-    return (*as_floats(K), *labels) if are_integers(*labels) else as_floats(K, *labels)
-
-
 def as_features(kernel: Kernel, *arrays: ArrayLike) -> tuple[Array, ...]:
     """Returns points as a kernel takes them: as they are if it embeds, else floats.
 
@@ -465,7 +330,7 @@ def as_features(kernel: Kernel, *arrays: ArrayLike) -> tuple[Array, ...]:
     """
     if not takes_any_rank(kernel):
         return as_floats(*arrays)
-    converted = tuple(map(_as_jax, arrays))
+    converted = tuple(map(as_jax, arrays))
     dtypes = [array.dtype.name for array in converted]
     if len(set(dtypes)) > 1:
         raise ValueError(
@@ -473,19 +338,6 @@ def as_features(kernel: Kernel, *arrays: ArrayLike) -> tuple[Array, ...]:
             "takes must be of one type: convert one of them."
         )
     return converted
-
-
-def matmul(a: Array, b: Array) -> Array:
-    """Returns ``a @ b`` at full precision on every platform.
-
-    Args:
-      a: Matrix, shape ``(n, k)``.
-      b: Matrix, shape ``(k, m)``, or vector, ``(k,)``.
-
-    Returns:
-      The product, shape ``(n, m)`` or ``(n,)``.
-    """
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def _vectors(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from kln_jax.arrays import as_floats, matmul
 from kln_jax.kernels import (
     Kernel,
     as_features,
-    as_floats,
     check_kernel,
     gaussian_mixture,
     gram,
-    matmul,
     takes_any_rank,
 )
 

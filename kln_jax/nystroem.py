@@ -26,16 +26,9 @@ from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
+from kln_jax.arrays import as_floats, check_key, matmul
 from kln_jax.cmmd import check_ridge, check_sets, solve_both
-from kln_jax.kernels import (
-    Kernel,
-    as_floats,
-    check_key,
-    gaussian_mixture,
-    gram,
-    largest_value,
-    matmul,
-)
+from kln_jax.kernels import Kernel, gaussian_mixture, gram, largest_value
 
 # Large enough for products at full speed, small beside a set that needs landmarks.
 _BLOCK_ROWS = 1024

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from kln_jax.arrays import as_floats
 from kln_jax.cmmd import cmmd
-from kln_jax.kernels import Kernel, as_floats, squared_distances
+from kln_jax.kernels import Kernel, squared_distances
 
 
 def reconstruction_error(
