@@ -246,9 +246,12 @@ def curves(errors: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figur
 def label_plainly(axis: Axis) -> None:
     """Labels a logarithmic axis, on which all is drawn, by numbers, not by powers."""
     least, largest = axis.get_view_interval()
-    # Within a factor of five there may be but one of 1, 2, 5, 10, ...
-    is_wide = largest > 5 * least
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_wide else AutoLocator())
+    if largest > 1000 * least:
+        axis.set_major_locator(LogLocator())
+    elif largest > 5 * least:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    else:  # There may be but one of 1, 2, 5, 10, ...
+        axis.set_major_locator(AutoLocator())
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -394,8 +397,8 @@ def kernel_histogram(axes: Axes, gram: np.ndarray, labels: np.ndarray) -> None:
         (same, SAME, "same class"),
         (different, DIFFERENT, "different classes"),
     ):
-        weights = np.full(len(values), 100.0 / len(values))
-        axes.hist(values, bins, weights=weights, color=colour, alpha=0.7, label=name)
+        shares = 100.0 * np.histogram(values, bins)[0] / len(values)
+        axes.stairs(shares, bins, fill=True, color=colour, alpha=0.7, label=name)
     axes.set_xlabel("kernel value")
     axes.set_ylabel("% of pairs")
 

@@ -47,12 +47,12 @@ def test_overview_shows_both_kernels_and_the_images(run, tmp_path):
 
 def test_kernel_histogram_counts_each_pair_once():
     axes = Figure().subplots()
-    gram = np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.2], [0.1, 0.2, 1.0]])
+    gram = np.array([[1.0, 0.91, 0.11], [0.91, 1.0, 0.21], [0.11, 0.21, 1.0]])
     figures.kernel_histogram(axes, gram, np.array([0, 0, 1]))
-    different, same = axes.containers[::-1]
-    heights = {bar.get_x(): bar.get_height() for bar in same}
-    assert max(heights.values()) == sum(heights.values()) == 100.0
-    assert sorted(bar.get_height() for bar in different)[-2:] == [50.0, 50.0]
+    same, different = (patch.get_data() for patch in axes.patches)
+    for found, expected in ((same, {36: 100.0}), (different, {4: 50.0, 8: 50.0})):
+        assert found.edges == pytest.approx(np.arange(41) / 40)
+        assert {i: v for i, v in enumerate(found.values) if v} == expected
 
 
 def test_separation_is_that_of_its_definitions():
@@ -192,7 +192,15 @@ def test_curves_show_no_error_at_all_and_a_method_without_runs():
 
 
 @pytest.mark.parametrize(
-    "errors", [[0.5, 0.55, 0.6], [10.1, 13.0], [0.5, 8.0], [0.3, 90.0]]
+    "errors",
+    [
+        [0.5, 0.55, 0.6],
+        [10.1, 13.0],
+        [0.5, 8.0],
+        [0.3, 90.0],
+        [0.01, 90.0],
+        [1e-9, 9.0],
+    ],
 )
 def test_curves_have_several_labels_whatever_their_range(errors):
     figure = figures.curves({"a": [errors]}, "title")
@@ -201,7 +209,7 @@ def test_curves_have_several_labels_whatever_their_range(errors):
     for axis, plotted in ((axes.yaxis, errors), (axes.xaxis, range(1, 4))):
         least, largest = axis.get_view_interval()
         texts = [text.get_text() for text in axis.get_ticklabels(which="both")]
-        labels = [float(text) for text in texts if text]
+        labels = [float(text.replace("\N{MINUS SIGN}", "-")) for text in texts if text]
         shown = [label for label in labels if least <= label <= largest]
         assert 2 <= len(shown) <= 12, (plotted, labels)
     epochs = [float(text.get_text()) for text in axes.get_xticklabels()]
