@@ -1,9 +1,11 @@
 """The page of a run: read by a parser, and opened in a browser where there is one."""
 
 import base64
+import functools
 import html
 import html.parser
 import io
+import itertools
 import json
 import re
 import shutil
@@ -73,6 +75,20 @@ class Page(html.parser.HTMLParser):
 
     def attributes(self, tag, name):
         return [found[name] for kind, found, _ in self.elements if kind == tag]
+
+    def chart(self, title):
+        """What is drawn in the chart with a title: tags with their attributes."""
+        after = itertools.dropwhile(
+            lambda element: not element[1].get("aria-label", "").startswith(title),
+            self.elements,
+        )
+        assert next(after)[0] == "svg"
+        return [
+            (tag, attributes)
+            for tag, attributes, _ in itertools.takewhile(
+                lambda element: element[0] not in ("figure", "section", "table"), after
+            )
+        ]
 
     def table(self, after):
         """The rows of the table with a text in its head."""
@@ -191,6 +207,7 @@ LOOKS = {
     "one epoch": _look(metrics=_metrics(1)),
     "no errors": _correct(_look()),
     "one of each": _look(each=1),
+    "not finite": _look(z=np.full((12, 4), np.nan, np.float32)),
 }
 
 
@@ -198,21 +215,37 @@ def _page(look):
     return Page(view.page(look))
 
 
-@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
-def test_the_page_has_all_sections_and_needs_nothing_else(look):
-    page = _page(look)
+@functools.cache
+def _text_of(name):
+    return view.page(LOOKS[name])
+
+
+@functools.cache
+def _page_of(name):
+    return Page(_text_of(name))
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_the_page_has_all_sections_and_needs_nothing_else(name):
+    page = _page_of(name)
     assert page.texts("h2") == SECTIONS
     anchors = [link.removeprefix("#") for link in page.attributes("a", "href")]
     assert anchors == page.attributes("section", "id")
     assert {tag for tag, _, _ in page.elements}.isdisjoint(
-        {"script", "link", "iframe", "object", "embed", "form", "base", "use"}
+        {"script", "link", "iframe", "object", "embed", "form", "base"}
     )
+    ids = [found["id"] for _, found, _ in page.elements if "id" in found]
+    assert len(ids) == len(set(ids))
     for _, attributes, _ in page.elements:
         for name, value in attributes.items():
             assert not name.startswith("on")
-            if name in ("src", "href", "srcset", "data", "xlink:href", "action"):
-                assert value.startswith(("data:", "#")), (name, value)
-            assert "url(" not in value
+            if name in ("src", "srcset", "data", "action"):
+                assert value.startswith("data:"), (name, value)
+            links = re.findall(r"url\((.*?)\)", value)
+            if name in ("href", "xlink:href"):
+                links.append(value)
+            assert {link[0] for link in links} <= {"#"}
+            assert {link[1:] for link in links} <= set(ids)
     (style,) = page.texts("style")
     assert "url(" not in style
     assert "@import" not in style
@@ -221,7 +254,7 @@ def test_the_page_has_all_sections_and_needs_nothing_else(look):
 
 
 def test_text_stays_text():
-    page = _page(LOOKS["hostile"])
+    page = _page_of("hostile")
     rows = page.table(HOSTILE[0])
     assert [row[0] for row in rows[1:]] == list(HOSTILE)
     assert page.texts("p", **{"class": "path"}) == [LOOKS["hostile"].workdir]
@@ -240,7 +273,7 @@ def _facts(page):
 
 
 def test_the_header_says_what_matters_most():
-    page = _page(_look())
+    page = _page_of("grey")
     assert page.texts("h1") == ["pets supervised"]
     assert page.texts("title")[0] == "pets: 33.33 % error"
     assert _facts(page) == {
@@ -284,7 +317,7 @@ def test_what_a_reader_must_know_comes_first(look, notice):
 
 
 def test_a_run_that_is_not_finished_shows_the_time_of_its_state():
-    facts = _facts(_page(LOOKS["unfinished"]))
+    facts = _facts(_page_of("unfinished"))
     assert facts["epochs"] == ("2", "of 3, 25 steps")
     assert facts["wall time"][0] == "3 min"
 
@@ -303,7 +336,7 @@ def test_a_run_evaluated_on_validation_images_says_so():
 
 
 def test_metrics_that_were_not_logged_have_no_chart():
-    page = _page(_look())
+    page = _page_of("grey")
     assert page.texts("h3")[4:8] == [
         "Mean of the kernel",
         "Gradient norm",
@@ -312,7 +345,7 @@ def test_metrics_that_were_not_logged_have_no_chart():
     ]
     # Of the norms by part, only the encoder's was logged.
     assert page.texts("figcaption")[5] == "Gradient norm all 6.67 encoder 6.33"
-    older = _page(LOOKS["older"])
+    older = _page_of("older")
     assert older.texts("h3")[4:6] == ["Mean of the kernel", "Confused most often"]
 
 
@@ -325,57 +358,146 @@ def test_a_legend_has_the_last_number_there_is():
 
 
 def test_only_some_of_many_classes_are_reconstructed_and_it_says_so():
-    few = [_page(LOOKS[name]).texts("p") for name in ("grey", "hundred")]
+    few = [_page_of(name).texts("p") for name in ("grey", "hundred")]
     start = "The first test image of each class"
     assert any(text.startswith(f"{start}, and beside") for text in few[0])
     assert any(text.startswith(f"{start}, of 4 classes, and") for text in few[1])
 
 
-def test_a_curve_breaks_where_a_value_is_missing_or_not_finite():
-    lines = _metrics(6)
-    del lines[2]["confidence"]
-    lines[3]["confidence"] = float("nan")
-    page = _page(_look(metrics=lines, step=60))
-    paths = [a["d"] for t, a, _ in page.elements if t == "path" and "class" in a]
-    chart = page.texts("h3").index("Confidence loss")
-    # Two lines in each of the three charts before.
-    assert [path.count("M") for path in paths[: 2 * chart + 1]] == [1] * 6 + [2]
-    assert paths[2 * chart].count("L") == 2
+def test_charts_say_what_they_show():
+    page = _page_of("grey")
+    charts = [found for tag, found, _ in page.elements if tag == "svg"]
+    assert {chart["role"] for chart in charts} == {"img"}
+    texts = [chart["aria-label"] for chart in charts]
+    assert texts[1] == "Loss, by epoch; after epoch 3: loss 3, CMMD 2.67"
+    assert texts[8:] == [
+        "Histograms of the kernel on Z",
+        "Histograms of the kernel on raw pixels",
+    ]
+    titles = page.texts("h3")
+    assert [text.split(", by epoch")[0] for text in texts[:8]] == titles[:8]
+
+
+def _metrics_of(name, values):
+    """Metrics of epochs of which one was logged, where its value is not None."""
+    return [
+        {"epoch": epoch} | ({} if value is None else {name: value})
+        for epoch, value in enumerate(values, start=1)
+    ]
+
+
+def _drawn(name, values):
+    """The chart of a metric that alone was logged."""
+    (chart,) = view._curves(_metrics_of(name, values))
+    return Page(f'<svg aria-label="{name}">{chart.drawing}</svg>').chart(name)
+
+
+def _lines(chart):
+    """The lines of a chart, each as a path and its colour."""
+    found = []
+    for tag, attributes in chart:
+        style = re.fullmatch(
+            "fill: none; stroke: (rgb[^;]*);.*", attributes.get("style", "")
+        )
+        if tag == "path" and style:
+            found.append((attributes["d"], style[1]))
+    return found
+
+
+def _points(path):
+    return [tuple(map(float, point.split())) for point in re.split("[ML]", path)[1:]]
+
+
+def _labels(chart, anchor):
+    """The attributes of the labels of an axis."""
+    return [
+        attributes
+        for tag, attributes in chart
+        if tag == "text" and f"text-anchor: {anchor}" in attributes["style"]
+    ]
+
+
+def test_a_line_has_the_colour_of_its_legend_in_the_light_and_dark_look():
+    lines = _metrics()
+    for line in lines:
+        line |= {"gradient_norm_decoder": 2.0, "gradient_norm_classifier": 1.0}
+    text = view.page(_look(metrics=lines))
+    page = Page(text)
+    expected = [f"rgb(var(--s{i}))" for i in range(4)]
+    chart = page.chart("Gradient norm")
+    assert [colour for _, colour in _lines(chart)] == expected
+    ends = [found["style"] for tag, found in chart if tag == "use"]
+    assert ends == [f"fill: {colour}; stroke: {colour}" for colour in expected]
+    histograms = [
+        found["style"]
+        for tag, found in page.chart("Histograms")
+        if tag == "path" and "opacity" in found["style"]
+    ]
+    assert histograms == [f"fill: {colour}; opacity: 0.7" for colour in expected[:2]]
+    # In the order in which they are drawn.
+    caption = "Kernel on Z same class different classes"
+    assert caption in page.texts("figcaption")
+    legends = [found["class"] for tag, found, _ in page.elements if tag == "li"]
+    assert [f"rgb(var(--{name}))" for name in legends][9:13] == expected
+    # No colour is the same in both looks.
+    assert not re.search(
+        "#[0-9a-f]{6}", " ".join(re.findall("<svg.*?</svg>", text, re.S))
+    )
+
+
+@pytest.mark.parametrize("name", ["confidence", "loss"])  # The second on a log axis.
+def test_a_curve_breaks_where_a_value_is_missing_or_not_finite(name):
+    values = [3.0, 2.0, None, float("nan"), float("inf"), 2.0, 1.0, 1.5]
+    ((path, _),) = _lines(_drawn(name, values))
+    assert [len(_points(f"M{part}")) for part in path.split("M")[1:]] == [2, 3]
 
 
 @pytest.mark.parametrize("value", [0.0, -2.0, 1.1, 3e-30, 4e9])
-@pytest.mark.parametrize("log", [False, True])
-def test_a_line_lies_in_its_frame_between_ticks(value, log):
-    chart = view._Chart("", {}, log=log)
-    for ys in ([value, value], [value, 2.0 * value], [value, 1e4 * value]):
-        picture = Page(
-            view._line_chart(chart, np.array([1.0, 2.0]), {"y": np.array(ys)})
-        )
-        (line,) = [a["d"] for t, a, _ in picture.elements if a.get("class") == "line"]
-        heights = [float(point.split()[1]) for point in re.split("[ML]", line)[1:]]
-        assert all(view._TOP <= height <= view._BOTTOM for height in heights)
-        ticks = [float(tick) for tick in picture.attributes("text", "y")[:-3]]
-        assert all(view._TOP - 0.1 <= tick <= view._BOTTOM + 0.1 for tick in ticks)
-        assert 2 <= len(set(picture.texts("text", **{"class": "y"}))) <= 7
+@pytest.mark.parametrize("name", ["confidence", "loss"])  # The second on a log axis.
+def test_a_line_lies_in_its_frame_between_labels(name, value):
+    for ratio in (1.0, 1.3, 2.0, 90.0, 700.0, 1e4, 1e9):
+        chart = _drawn(name, [value, ratio * value])
+        (frame,) = [
+            {side: float(found[side]) for side in ("x", "y", "width", "height")}
+            for tag, found in chart
+            if tag == "rect"
+        ]
+        top, bottom = frame["y"], frame["y"] + frame["height"]
+        ((path, _),) = _lines(chart)
+        (left, start), (right, end) = _points(path)
+        assert top - 0.1 <= min(start, end) <= max(start, end) <= bottom + 0.1
         # The larger value stands higher.
-        assert (heights[1] < heights[0]) == (ys[1] > ys[0])
+        assert np.sign(start - end) == np.sign(ratio * value - value)
+        edges = frame["x"], frame["x"] + frame["width"]
+        assert (left, right) == pytest.approx(edges, abs=0.1)
+        heights = sorted(float(found["y"]) for found in _labels(chart, "end"))
+        assert 2 <= len(heights) <= 10
+        assert np.diff(heights).min() >= 9.0  # The height of their letters.
 
 
-def test_a_pointer_over_an_epoch_is_told_its_values():
-    lines = _metrics(2)
-    picture = view._line_chart(
-        view._Chart("Loss", {}),
-        np.array([1.0, 2.0]),
-        {"loss": np.array([line["loss"] for line in lines])},
-    )
-    page = Page(picture)
-    assert page.texts("title") == ["epoch 1 loss: 9", "epoch 2 loss: 4.5"]
-    widths = [float(width) for width in page.attributes("rect", "width")]
-    assert sum(widths) == pytest.approx(view._RIGHT - view._LEFT)
+@pytest.mark.parametrize("count", [1, 2, 7, 200, 12_000])
+def test_epochs_are_labelled_by_whole_numbers(count):
+    (chart,) = view._curves(_metrics_of("confidence", np.linspace(3.0, 1.0, count)))
+    texts = re.findall(r"text-anchor: middle.*?>(.*?)<", chart.drawing)
+    assert texts.pop() == "epoch"
+    assert 2 <= len(texts) <= 6
+    assert all(text.isdecimal() for text in texts)
+
+
+def test_the_end_of_a_line_is_marked():
+    chart = _drawn("confidence", [3.0, 1.0, float("nan")])
+    ((path, _),) = _lines(chart)
+    (end,) = [found for tag, found in chart if tag == "use"]
+    assert (float(end["x"]), float(end["y"])) == _points(path)[-1]
+
+
+def test_the_same_look_makes_the_same_charts():
+    metrics = _metrics()
+    assert view._curves(metrics) == view._curves(metrics)
 
 
 def test_the_confusion_matrix_counts_rows_of_true_classes():
-    page = _page(_look())
+    page = _page_of("grey")
     header, *rows = page.table("cat")
     assert header == ["", "cat", "dog", "owl", "fox", "error, %"]
     assert rows == [
@@ -399,11 +521,11 @@ def test_the_pairs_confused_most_come_first():
 
 
 def test_a_matrix_of_many_classes_is_set_small_but_has_all_of_them():
-    page = _page(LOOKS["hundred"])
+    page = _page_of("hundred")
     assert page.attributes("table", "class").count("confusion small") == 1
     assert len(page.table("class 0")) == 101
     assert len(page.table("true")) == 1 + view._CONFUSIONS_SHOWN
-    assert _page(_look()).attributes("table", "class").count("confusion") == 1
+    assert _page_of("grey").attributes("table", "class").count("confusion") == 1
 
 
 def _captions(page):
@@ -412,9 +534,9 @@ def _captions(page):
 
 
 def test_errors_are_those_with_the_highest_probability_first():
-    look = _look()
+    look = LOOKS["grey"]
     # The wrong images are the last four, each surer than the one before.
-    assert _captions(_page(look)) == [
+    assert _captions(_page_of("grey")) == [
         f"{wrong} {100 * top:.2f} % {true} {100 * (1 - top) / 3:.2f} %"
         for true, wrong, top in zip(
             ("fox", "owl", "dog", "cat"),
@@ -423,12 +545,12 @@ def test_errors_are_those_with_the_highest_probability_first():
             strict=True,
         )
     ]
-    assert "Every image is classified" not in view.page(look)
-    assert "Every image is classified" in view.page(LOOKS["no errors"])
+    assert "Every image is classified" not in _text_of("grey")
+    assert "Every image is classified" in _text_of("no errors")
 
 
 def test_of_many_errors_the_first_are_shown():
-    page = _page(LOOKS["hundred"])
+    page = _page_of("hundred")
     assert len(_captions(page)) == view._ERRORS_SHOWN
     assert f"{view._ERRORS_SHOWN} of 100 errors" in page.texts("section")[2]
 
@@ -456,8 +578,8 @@ def test_pictures_are_the_images_and_reconstructions_themselves(channels):
 
 
 def test_the_kernel_is_told_apart_by_auc_and_overlap():
-    look = _look()
-    rows = _page(look).table("kernel")
+    look = LOOKS["grey"]
+    rows = _page_of("grey").table("kernel")
     assert [row[0] for row in rows] == ["kernel", "on Z", "on raw pixels"]
 
     def expected(features):
@@ -479,7 +601,8 @@ def test_the_kernel_is_told_apart_by_auc_and_overlap():
     pixels = look.data.eval_images.reshape(len(look.z), -1) / 255.0
     assert rows[1][1:] == expected(look.z.astype(float))
     assert rows[2][1:] == expected(pixels)
-    assert "Too few images" in view.page(LOOKS["one of each"])
+    assert "between 12 test images" in _page_of("grey").texts("section")[4]
+    assert "Too few images" in _text_of("one of each")
 
 
 def test_the_kernel_takes_some_images_of_all_classes(monkeypatch):
@@ -601,7 +724,7 @@ def _open(text, directory):
 @needs_browser
 @pytest.mark.parametrize("name", ["grey", "hostile"])
 def test_a_browser_has_nothing_to_complain_of(name, tmp_path):
-    text = view.page(LOOKS[name])
+    text = _text_of(name)
     opened, console = _open(text, tmp_path)
     assert not console
     # It reads the page as the parser does: nothing was moved or closed for it.
@@ -612,7 +735,7 @@ def test_a_browser_has_nothing_to_complain_of(name, tmp_path):
 @needs_browser
 def test_a_browser_says_it_when_a_page_asks_for_more(tmp_path):
     image = '<img src="http://127.0.0.1:9/a.png" alt="">'
-    text = view.page(_look()).replace("<main>", f"<main>{image}")
+    text = _text_of("grey").replace("<main>", f"<main>{image}")
     _, console = _open(text, tmp_path)
     assert "http://127.0.0.1:9/a.png" in " ".join(console)
 
@@ -622,11 +745,19 @@ MEASURE = """
 onload = () => {
   const seen = [...document.querySelectorAll("iframe")].map(frame => {
     const {documentElement: root, images} = frame.contentDocument;
+    const labels = [...frame.contentDocument.querySelectorAll("svg text")];
     return {
       width: frame.width,
       content: root.scrollWidth,
       images: images.length,
       broken: [...images].filter(image => !image.naturalWidth).length,
+      labels: labels.length,
+      cut: labels.filter(label => {
+        const inner = label.getBoundingClientRect();
+        const outer = label.ownerSVGElement.getBoundingClientRect();
+        return inner.left < outer.left || inner.right > outer.right
+          || inner.top < outer.top || inner.bottom > outer.bottom;
+      }).map(label => label.textContent),
       requests: frame.contentWindow.performance.getEntriesByType("resource").length,
     };
   });
@@ -640,7 +771,7 @@ onload = () => {
 def test_a_browser_shows_all_pictures_and_scrolls_down_only(tmp_path):
     frames = [
         f'<iframe width="{width}" height="900" '
-        f'srcdoc="{html.escape(view.page(LOOKS[name]))}"></iframe>'
+        f'srcdoc="{html.escape(_text_of(name))}"></iframe>'
         for name in ("grey", "hostile", "hundred")
         for width in (360, 1400)
     ]
@@ -651,4 +782,6 @@ def test_a_browser_shows_all_pictures_and_scrolls_down_only(tmp_path):
     for frame in seen:
         assert frame["content"] <= int(frame["width"]), frame
         assert frame["images"] > 0
+        assert frame["labels"] > 0
+        assert not frame["cut"]
         assert frame["broken"] == frame["requests"] == 0
