@@ -25,7 +25,14 @@ def is_real(dtype: DTypeLike) -> bool:
 
 
 def as_jax(array: ArrayLike) -> Array:
-    """Returns an array of JAX; integers that do not fit in its own become floats."""
+    """Returns an array of JAX; integers that do not fit in its own become floats.
+
+    Args:
+      array: An array or a list, of any type that JAX has.
+
+    Returns:
+      The array. Of JAX or NumPy, it keeps its type where JAX has that.
+    """
     if hasattr(array, "__array__") and not isinstance(array, Array):
         array = np.asarray(array)
         if array.dtype.kind in "iu" and array.size:

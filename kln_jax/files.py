@@ -73,8 +73,11 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-def one_line(error: BaseException) -> str:
-    r"""Returns what an error says, or what it is, in one line.
+def one_line(error: object) -> str:
+    r"""Returns what an error says in one line; what it is, if it says nothing.
+
+    Args:
+      error: An exception, or its text.
 
     Examples:
       >>> one_line(OSError("disk\n  is full")), one_line(MemoryError())

@@ -17,6 +17,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from kln_jax.files import one_line
+
 logger = logging.getLogger("kln_jax")
 
 T = TypeVar("T")
@@ -122,7 +124,7 @@ def lost_processes_said() -> Iterator[None]:
             raise
         raise LostProcessError(
             "another process has ended, or cannot be reached: start all of them again; "
-            f"they go on from the newest checkpoint ({' '.join(str(error).split())})"
+            f"they go on from the newest checkpoint ({one_line(error)})"
         ) from error
 
 

@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from kln_jax import files
+
 if TYPE_CHECKING:
     from kln_jax.inference import Trained
 
@@ -74,7 +76,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
           SystemExit: Always.
         """
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
+        self.exit(2, f"{self.prog}: error: {files.one_line(message)}\n")
 
     def stop(self, error: Exception) -> NoReturn:
         """Ends the process with a line and status 1.
@@ -85,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
           SystemExit: Always.
         """
-        self.exit(1, f"{self.prog}: error: {' '.join(str(error).split())}\n")
+        self.exit(1, f"{self.prog}: error: {files.one_line(error)}\n")
 
     def load(self, arguments: argparse.Namespace) -> Trained:
         """Reads the network, or ends the process with a line.
@@ -177,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def report(path: object, reason: object) -> None:
         nonlocal unusable
         unusable += 1
-        line = f"{parser.prog}: error: {path}: {' '.join(str(reason).split())}"
+        line = f"{parser.prog}: error: {path}: {files.one_line(reason)}"
         print(line, file=sys.stderr)
 
     with parser.printing():

@@ -82,7 +82,8 @@ def overview(run: Run, *, num_images: int = 300) -> Figure:
             [["pixels", "z", "images"]], width_ratios=[1, 1, 1.25]
         )
         for name, features in (("pixels", _pixels(images)), ("z", outputs.z)):
-            kernel_histogram(axes[name], np.asarray(kernel(features, features)), labels)
+            gram = np.asarray(kernel(features, features))
+            kernel_histogram(axes[name], *pair_values(gram, labels))
         axes["pixels"].set_title("kernel on pixels")
         axes["z"].set_title("kernel on Z, learned")
         axes["z"].legend(frameon=False, loc="upper center")
@@ -108,8 +109,9 @@ def histograms(run: Run, *, num_images: int = 1000) -> Figure:
             strict=True,
         ):
             gram = np.asarray(kernel(features, features))
-            kernel_histogram(axes, gram, labels)
-            overlap, auc = separation(*pair_values(gram, labels))
+            same, different = pair_values(gram, labels)
+            kernel_histogram(axes, same, different)
+            overlap, auc = separation(same, different)
             axes.set_title(f"kernel on {name}: overlap {overlap:.2f}, AUC {auc:.3f}")
         axes.legend(frameon=False, loc="upper center")
     return figure
@@ -383,15 +385,14 @@ def embed(run: Run, images: np.ndarray) -> Outputs:
     return _predict(run.model, run.state, augment.to_unit(images))
 
 
-def kernel_histogram(axes: Axes, gram: np.ndarray, labels: np.ndarray) -> None:
+def kernel_histogram(axes: Axes, same: np.ndarray, different: np.ndarray) -> None:
     """Draws the values of a kernel between images of the same and other classes.
 
     Args:
       axes: Where to draw.
-      gram: Gram matrix, shape ``(n, n)``.
-      labels: Class numbers, shape ``(n,)``.
+      same: Values of pairs of the same class.
+      different: Values of pairs of different classes.
     """
-    same, different = pair_values(gram, labels)
     bins = _bins(same, different)
     for values, colour, name in (
         (same, SAME, "same class"),

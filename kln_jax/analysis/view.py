@@ -305,7 +305,7 @@ def _kernels(look: Look) -> list[tuple[_Chart, tuple[str, ...]]]:
             f"Kernel {name}",
             {"same class": "", "different classes": ""},
             f"Histograms of the kernel {name}",
-            functools.partial(figures.kernel_histogram, gram=gram, labels=labels),
+            functools.partial(figures.kernel_histogram, same=same, different=different),
         )
         overlap, auc = figures.separation(same, different)
         values = (same.mean(), different.mean(), auc, overlap)

@@ -48,7 +48,7 @@ def test_overview_shows_both_kernels_and_the_images(run, tmp_path):
 def test_kernel_histogram_counts_each_pair_once():
     axes = Figure().subplots()
     gram = np.array([[1.0, 0.91, 0.11], [0.91, 1.0, 0.21], [0.11, 0.21, 1.0]])
-    figures.kernel_histogram(axes, gram, np.array([0, 0, 1]))
+    figures.kernel_histogram(axes, *figures.pair_values(gram, np.array([0, 0, 1])))
     same, different = (patch.get_data() for patch in axes.patches)
     for found, expected in ((same, {36: 100.0}), (different, {4: 50.0, 8: 50.0})):
         assert found.edges == pytest.approx(np.arange(41) / 40)
