@@ -20,13 +20,13 @@ def to_unit(images: jax.Array | np.ndarray) -> jax.Array:
     """Scales uint8 images to float32 in [0, 1].
 
     Args:
-      images: (n, height, width, channels), uint8.
+      images: uint8 images, shape ``(n, height, width, channels)``.
 
     Returns:
       float32 images of the same shape, ``images / 255``.
 
     Raises:
-      ValueError: The images are not uint8.
+      ValueError: If the images are not uint8.
 
     Examples:
       >>> import numpy as np
@@ -46,7 +46,7 @@ def example_keys(key: jax.Array, positions: jax.Array) -> jax.Array:
 
     Args:
       key: The key of this step.
-      positions: (n,) integers, each example's position in the global batch.
+      positions: Each example's position in the global batch, integers, shape ``(n,)``.
 
     Returns:
       n keys. Key i depends on ``key`` and ``positions[i]`` only.
@@ -63,15 +63,15 @@ def random_crop(keys: jax.Array, images: jax.Array, *, padding: int) -> jax.Arra
     has to paint. All ``(2 padding + 1)^2`` places are equally likely.
 
     Args:
-      keys: n keys, one per example, as from `example_keys`.
-      images: (n, height, width, channels), any dtype.
+      keys: One for each example, shape ``(n,)``, as from `example_keys`.
+      images: Images of any dtype, shape ``(n, height, width, channels)``.
       padding: The largest move, in pixels; 0 returns the images as they are.
 
     Returns:
       Images of the same shape and dtype.
 
     Raises:
-      ValueError: ``padding`` is negative or not below the image's sides.
+      ValueError: If ``padding`` is negative or not below the image's sides.
     """
     _, height, width, channels = images.shape
     if not 0 <= padding < min(height, width):
@@ -97,8 +97,8 @@ def random_flip(keys: jax.Array, images: jax.Array) -> jax.Array:
     """Mirrors each image left to right with probability 1/2.
 
     Args:
-      keys: n keys, one per example; they may be those given to `random_crop`.
-      images: (n, height, width, channels), any dtype.
+      keys: One for each example, shape ``(n,)``; `random_crop` may have used them.
+      images: Images of any dtype, shape ``(n, height, width, channels)``.
 
     Returns:
       Images of the same shape and dtype.
@@ -115,9 +115,9 @@ def normalise(
     """Subtracts the mean of each channel and divides by its standard deviation.
 
     Args:
-      images: (n, height, width, channels), floating, in [0, 1].
-      mean: (channels,), in the images' unit, as from `channel_statistics`.
-      std: (channels,), positive.
+      images: Floating, in [0, 1], shape ``(n, height, width, channels)``.
+      mean: In the images' unit, as from `channel_statistics`, shape ``(channels,)``.
+      std: Positive, shape ``(channels,)``.
 
     Returns:
       ``(images - mean) / std``, in the images' dtype.
@@ -135,13 +135,13 @@ def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     images may be memory-mapped: they are read in chunks.
 
     Args:
-      images: (n, height, width, channels), uint8, n > 0.
+      images: uint8 images, n > 0, shape ``(n, height, width, channels)``.
 
     Returns:
-      ``(mean, std)``, each (channels,) float32, in the unit of `to_unit`.
+      ``(mean, std)``, float32 in the unit of `to_unit`, each of shape ``(channels,)``.
 
     Raises:
-      ValueError: The images are not uint8, there are none, or a channel has the
+      ValueError: If the images are not uint8, there are none, or a channel has the
         same value everywhere.
 
     Examples:

@@ -40,16 +40,16 @@ def conv(
     unless it is 1 x 1 or as large as the image.
 
     Args:
-      x: images (n, h, w, c_in).
-      kernel: weights (kh, kw, c_in, c_out).
-      strides: step of the window along h and w.
+      x: Images, shape ``(n, h, w, c_in)``.
+      kernel: Weights, shape ``(kh, kw, c_in, c_out)``.
+      strides: Step of the window along h and w.
       padding: "SAME", "VALID" or ((top, bottom), (left, right)) in pixels.
 
     Returns:
-      Images (n, h', w', c_out).
+      Images, shape ``(n, h', w', c_out)``.
 
     Raises:
-      ValueError: if `x` is no batch of images with the kernel's channels, or the
+      ValueError: If ``x`` is no batch of images with the kernel's channels, or the
         padding is not one of the above.
     """
     _check_images(x, kernel)
@@ -86,7 +86,7 @@ def conv_transpose(
 ) -> Array:
     """Transposed convolution without bias, equal to `lax.conv_transpose` on NHWC.
 
-    The input is spread with `strides` - 1 zeros between its pixels, padded, and
+    The input is spread with ``strides`` - 1 zeros between its pixels, padded, and
     correlated with the kernel: with top padding p,
 
       out[s i + p - k] += x[i] kernel[k]   along h, and likewise along w.
@@ -95,17 +95,17 @@ def conv_transpose(
     strides=(2, 2) and padding=((2, 2), (2, 2)) with the kernel flipped in h and w.
 
     Args:
-      x: images (n, h, w, c_in).
-      kernel: weights (kh, kw, c_in, c_out).
-      strides: pixels of the output for each pixel of the input, along h and w.
+      x: Images, shape ``(n, h, w, c_in)``.
+      kernel: Weights, shape ``(kh, kw, c_in, c_out)``.
+      strides: Pixels of the output for each pixel of the input, along h and w.
       padding: "SAME", "VALID" or ((top, bottom), (left, right)) in pixels, of the
         spread input.
 
     Returns:
-      Images (n, h', w', c_out).
+      Images, shape ``(n, h', w', c_out)``.
 
     Raises:
-      ValueError: if `x` is no batch of images with the kernel's channels, or the
+      ValueError: If ``x`` is no batch of images with the kernel's channels, or the
         padding is not one of the above.
     """
     _check_images(x, kernel)
@@ -138,13 +138,13 @@ def max_pool(x: Array) -> Array:
     first of them in either direction. The maximum of a window with NaN is NaN.
 
     Args:
-      x: images (n, h, w, c), h and w even.
+      x: Images, shape ``(n, h, w, c)``, h and w even.
 
     Returns:
-      Images (n, h / 2, w / 2, c).
+      Images, shape ``(n, h / 2, w / 2, c)``.
 
     Raises:
-      ValueError: if h or w is odd.
+      ValueError: If h or w is odd.
     """
     n, h, w, c = x.shape
     if h % 2 or w % 2:
@@ -187,7 +187,7 @@ def _unit_stride_conv_forward(
 def _unit_stride_conv_backward(
     pads: Pads, residuals: tuple[Array, Array], dy: Array
 ) -> tuple[Array, Array]:
-    """Gradients: a convolution of `dy` by the images, windows of `x` by the kernel."""
+    """Gradients: ``dy`` convolved by the images, windows of ``x`` by the kernel."""
     x, kernel = residuals
     kh, kw, _, c_out = kernel.shape
     (top, bottom), (left, right) = pads
@@ -255,9 +255,9 @@ def _groups(images: Array, output: tuple[int, ...], kernel: Array) -> Array:
     """Splits images into equal groups whose windows stay in a processor's cache.
 
     Args:
-      images: (n, ...), of the input or the output.
-      output: shape (n, h', w', c_out) of the convolution's output.
-      kernel: its kernel.
+      images: Of the input or the output, shape ``(n, ...)``.
+      output: Shape ``(n, h', w', c_out)`` of the convolution's output.
+      kernel: Its kernel.
     """
     n, h, w, _ = output
     size = kernel[..., 0].size * kernel.dtype.itemsize * h * w
@@ -313,13 +313,13 @@ def _doubling_conv_transpose(x: Array, kernel: Array) -> Array:
 
 
 def _overlap_add(y: Array, axis: int) -> Array:
-    """Adds the four taps of each pixel up to twice as many pixels along `axis`.
+    """Adds the four taps of each pixel up to twice as many pixels along ``axis``.
 
     Tap k of input pixel i lands on output pixel 2 i + 2 - k: the even pixel 2 i takes
     tap 2 of i and tap 0 of i - 1; the odd pixel 2 i + 1 tap 1 of i and tap 3 of i + 1.
 
     Args:
-      y: (n, h, w, 4, c), the taps before the channels.
+      y: The taps before the channels, shape ``(n, h, w, 4, c)``.
       axis: 1 (h) or 2 (w).
     """
     size = y.shape[axis]
@@ -384,13 +384,13 @@ class Conv(nn.Module):
     """Equal to `flax.linen.Conv` on NHWC images, in the fastest lowering.
 
     Attributes:
-      features: channels of the output.
+      features: Channels of the output.
       kernel_size: (kh, kw) of the window.
-      strides: step of the window along h and w.
+      strides: Step of the window along h and w.
       padding: "SAME", "VALID" or ((top, bottom), (left, right)) in pixels.
-      use_bias: whether a bias is added.
+      use_bias: Whether a bias is added.
       dtype: dtype of the computation; None takes that of the input and parameters.
-      kernel_init: initialiser of the kernel.
+      kernel_init: Initialiser of the kernel.
     """
 
     features: int
@@ -403,7 +403,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Maps images (n, h, w, c_in) to images (n, h', w', features)."""
+        """Maps images ``(n, h, w, c_in)`` to images ``(n, h', w', features)``."""
         return _apply(self, conv, x)
 
 
@@ -411,14 +411,14 @@ class ConvTranspose(nn.Module):
     """Equal to `flax.linen.ConvTranspose` on NHWC images, in the fastest lowering.
 
     Attributes:
-      features: channels of the output.
+      features: Channels of the output.
       kernel_size: (kh, kw) of the window.
-      strides: pixels of the output for each pixel of the input, along h and w.
+      strides: Pixels of the output for each pixel of the input, along h and w.
       padding: "SAME", "VALID" or ((top, bottom), (left, right)) in pixels, of the
-        input spread by `strides`.
-      use_bias: whether a bias is added.
+        input spread by ``strides``.
+      use_bias: Whether a bias is added.
       dtype: dtype of the computation; None takes that of the input and parameters.
-      kernel_init: initialiser of the kernel.
+      kernel_init: Initialiser of the kernel.
     """
 
     features: int
@@ -431,7 +431,7 @@ class ConvTranspose(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Maps images (n, h, w, c_in) to images (n, h', w', features)."""
+        """Maps images ``(n, h, w, c_in)`` to images ``(n, h', w', features)``."""
         return _apply(self, conv_transpose, x)
 
 
@@ -463,10 +463,10 @@ class Dropout(nn.Module):
     position in the global batch. So it is the same however the batch is sharded.
 
     Attributes:
-      rate: probability that a value is set to 0, in [0, 1).
+      rate: Probability that a value is set to 0, in [0, 1).
 
     Raises:
-      ValueError: if `rate` is outside [0, 1).
+      ValueError: If ``rate`` is outside [0, 1).
     """
 
     rate: float
@@ -482,15 +482,15 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, positions: Array, *, deterministic: bool) -> Array:
-        """Drops values of `x` and scales the kept ones by 1 / (1 - rate).
+        """Drops values of ``x`` and scales the kept ones by 1 / (1 - rate).
 
         Args:
-          x: examples (n, ...).
-          positions: position of each example in the global batch (n,), int32.
-          deterministic: return `x` as it is, as in evaluation.
+          x: Examples, shape ``(n, ...)``.
+          positions: Places of the examples in the global batch, shape ``(n,)``, int32.
+          deterministic: Return ``x`` as it is, as in evaluation.
 
         Returns:
-          An array like `x`.
+          An array like ``x``.
         """
         if deterministic or self.rate == 0:
             return x

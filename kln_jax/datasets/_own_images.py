@@ -80,7 +80,7 @@ def _resized(image: Any, shape: tuple[int, int, int]) -> np.ndarray:
     """Turns a Pillow image into uint8 of a square shape, or says why not.
 
     Raises:
-      ValueError: The image has the wrong shape or would lose information.
+      ValueError: If the image has the wrong shape or would lose information.
     """
     import PIL.Image
     import PIL.ImageOps

@@ -36,7 +36,7 @@ def prepare(name: str, *, data_dir: str | os.PathLike[str] | None = None) -> str
       One line that says what is where.
 
     Raises:
-      DatasetError: The set cannot be prepared here; the message says why.
+      DatasetError: If the set cannot be prepared here; the message says why.
     """
     if name not in KNOWN:
         raise DatasetError(f"only {', '.join(KNOWN)} are prepared, not {name!r}")
