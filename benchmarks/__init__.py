@@ -1,1 +1,1 @@
-"""Measurements of speed; none of them is a test."""
+"""Measurements that the documentation quotes; none of them is a test."""

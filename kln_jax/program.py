@@ -96,9 +96,9 @@ def make_program(
                 kind,
             )
             break
-    if late := [e for e in config.lr_milestones if e > config.num_epochs]:
+    if late := [e for e in config.lr_milestones if e >= config.num_epochs]:
         logger.warning(
-            "lr_milestones=%s: %s come after the last of %d epochs and do nothing.",
+            "lr_milestones=%s: %s come after all steps of %d epochs and do nothing.",
             tuple(config.lr_milestones),
             late,
             config.num_epochs,

@@ -15,8 +15,8 @@ from tests.small_run import config_of_digits
         (dict(batch_size=20, num_labels=20), ""),
         (dict(num_labels=20), "batch_size=40 is more than the 20 labelled images: a "),
         (dict(batch_size=61), "batch_size=61 is more than the 60 training images: a b"),
-        (dict(lr_milestones=(1, 2)), ""),
-        (dict(lr_milestones=(1, 3, 4)), "lr_milestones=(1, 3, 4): [3, 4] come after"),
+        (dict(lr_milestones=(1,)), ""),
+        (dict(lr_milestones=(1, 2, 3)), "lr_milestones=(1, 2, 3): [2, 3] come after"),
     ],
 )
 def test_what_does_other_than_it_seems_is_said(changes, warning, caplog):

@@ -26,9 +26,8 @@ from matplotlib.ticker import (
 )
 from sklearn.manifold import TSNE
 
-from kln_jax import augment, files, metrics, steps
+from kln_jax import augment, configuration, files, metrics, steps
 from kln_jax.cmmd import weight_matrix
-from kln_jax.kernels import Kernel, gaussian_mixture
 from kln_jax.networks import Outputs
 from kln_jax.training import Run
 
@@ -75,7 +74,8 @@ def overview(run: Run, *, num_images: int = 300) -> Figure:
     """
     images, labels = _some(run, num_images)
     outputs = embed(run, images)
-    kernel = _kernel(run)
+    kernel, _ = configuration.kernels(run.config)
+    is_learned = (run.config.objective, run.config.kernel_on) == ("cmmd", "z")
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 2.9), layout="constrained")
         axes = figure.subplot_mosaic(
@@ -85,7 +85,7 @@ def overview(run: Run, *, num_images: int = 300) -> Figure:
             gram = np.asarray(kernel(features, features))
             kernel_histogram(axes[name], *pair_values(gram, labels))
         axes["pixels"].set_title("kernel on pixels")
-        axes["z"].set_title("kernel on Z, learned")
+        axes["z"].set_title("kernel on Z" + (", learned" if is_learned else ""))
         axes["z"].legend(frameon=False, loc="upper center")
         reconstructions(axes["images"], images, outputs.reconstruction, labels)
         axes["images"].set_title(f"{run.data.evaluate_on} images, and from Z")
@@ -100,7 +100,7 @@ def histograms(run: Run, *, num_images: int = 1000) -> Figure:
       num_images: How many evaluation images, at random.
     """
     images, labels = _some(run, num_images)
-    kernel = _kernel(run)
+    kernel, _ = configuration.kernels(run.config)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 2.8), layout="constrained")
         for axes, (name, features) in zip(
@@ -128,7 +128,7 @@ def heatmaps(run: Run, *, num_images: int = 100) -> Figure:
     mixed = some_rows(len(labels), num_images)
     mixed = mixed[np.argsort(labels[mixed], kind="stable")]
     single = np.flatnonzero(labels == labels[0])[:num_images]
-    kernel = _kernel(run)
+    kernel, _ = configuration.kernels(run.config)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.6, 5.6), layout="constrained")
         for column, (rows, which) in zip(
@@ -372,12 +372,6 @@ def _some(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _pixels(images: np.ndarray) -> jax.Array:
     return augment.to_unit(images).reshape(len(images), -1)
-
-
-def _kernel(run: Run) -> Kernel:
-    return gaussian_mixture(
-        run.config.bandwidths, reduction=run.config.kernel_reduction
-    )
 
 
 def embed(run: Run, images: np.ndarray) -> Outputs:

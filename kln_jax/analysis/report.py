@@ -31,8 +31,9 @@ _OF_A_RUN = {
 def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     """Writes ``report.md``, ``report.csv``, ``report.tex`` and ``figures/``.
 
-    What a run learned is drawn of one run of each configuration, the longest. Figures
-    that are there already, of a run whose checkpoints are gone, stay.
+    What a run learned is drawn of one run of each configuration, the longest of KLN
+    with all labels. Figures that are there already, of a run whose checkpoints are gone,
+    stay.
 
     Args:
       out: Where all runs lie.
@@ -150,6 +151,8 @@ def _of_a_suite(
 ) -> Figure:
     """Draws a suite; what holds for all its runs stands in the title."""
     draw, of_runs = _OF_A_SUITE[suite.figure]
+    if suite.figure != "grid":
+        groups = _of_shared_seeds(groups)
     marks = {
         method: tables.reductions(group[0]) for method, group in groups.items() if group
     }
@@ -167,6 +170,23 @@ def _of_a_suite(
             label = "\n".join([method, *own])
         found[label] = of_runs(group)
     return draw(found, "\n".join([title, ", ".join(common)]).strip())
+
+
+def _of_shared_seeds(
+    groups: Mapping[str, Sequence[Record]],
+) -> Mapping[str, Sequence[Record]]:
+    """Leaves the runs of the seeds that all methods have, if there are any.
+
+    Seeds differ by their labelled images more than many methods do.
+    """
+    seeds = ({record.seed for record in group} for group in groups.values())
+    shared = set.intersection(*seeds)
+    if not shared:
+        return groups
+    return {
+        method: [record for record in group if record.seed in shared]
+        for method, group in groups.items()
+    }
 
 
 def _of_a_run(draw: Callable[[Run], Figure], run: Run, record: Record) -> Figure:

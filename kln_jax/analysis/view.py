@@ -18,12 +18,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 from matplotlib.ticker import MaxNLocator
+from ml_collections import ConfigDict
 from PIL import Image
+from sklearn.metrics import confusion_matrix
 
-from kln_jax import augment, files, inference
+from kln_jax import augment, configuration, files, inference
 from kln_jax.analysis import figures, runs
 from kln_jax.datasets import Dataset
-from kln_jax.kernels import gaussian_mixture
 from kln_jax.metrics import read_metrics
 from kln_jax.training import load_run
 
@@ -122,8 +123,7 @@ def page(look: Look) -> str:
     """
     labels, names = look.data.eval_labels, look.data.class_names
     predicted = look.probabilities.argmax(axis=1)
-    confusion = np.zeros((len(names), len(names)), int)
-    np.add.at(confusion, (labels, predicted), 1)
+    confusion = confusion_matrix(labels, predicted, labels=range(len(names)))
     shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     wrong = np.flatnonzero(predicted != labels)
     surest = np.argsort(-look.probabilities.max(axis=1)[wrong], kind="stable")
@@ -240,8 +240,8 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> list[_Chart]:
             legend = {
                 label: _number(y[np.isfinite(y)][-1]) for label, y in series.items()
             }
-            ends = ", ".join(f"{label} {_number(y[-1])}" for label, y in series.items())
-            text = f"{title}, by epoch; after epoch {epochs[-1]}: {ends}"
+            ends = ", ".join(f"{label} {value}" for label, value in legend.items())
+            text = f"{title}, by epoch to {epochs[-1]}; last values: {ends}"
             lines = functools.partial(
                 _lines, epochs=epochs, series=list(series.values()), log=log
             )
@@ -289,9 +289,7 @@ def _kernels(look: Look) -> list[tuple[_Chart, tuple[str, ...]]]:
     rows = figures.some_rows(len(look.z), _KERNEL_IMAGES)
     labels = look.data.eval_labels[rows]
     pixels = np.asarray(augment.to_unit(look.data.eval_images[rows]))
-    kernel = gaussian_mixture(
-        look.config["bandwidths"], reduction=look.config["kernel_reduction"]
-    )
+    kernel, _ = configuration.kernels(ConfigDict(look.config))
     found = []
     for name, features in (
         ("on Z", look.z[rows]),

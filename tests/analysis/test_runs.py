@@ -399,6 +399,21 @@ def test_a_figure_has_runs_that_are_alike_and_says_which(figure, copied):
     assert axes.get_title() == "title"
 
 
+def test_a_sweep_compares_methods_by_the_seeds_that_all_have(copied):
+    (record,) = runs.read(copied)
+    suite = SUITE._replace(figure="sweep")
+
+    def of_seeds(errors):
+        return [record._replace(seed=i, error=e) for i, e in errors.items()]
+
+    groups = {"a": of_seeds({0: 1.0, 1: 3.0, 2: 80.0}), "b": of_seeds({1: 5.0, 0: 7.0})}
+    (axes,) = report._of_a_suite(suite, groups, "").axes
+    assert axes.containers[0].lines[0].get_ydata().tolist() == [2.0, 6.0]
+    groups["b"] = of_seeds({3: 5.0})
+    (axes,) = report._of_a_suite(suite, groups, "").axes
+    assert axes.containers[0].lines[0].get_ydata().tolist() == [28.0, 5.0]
+
+
 def test_a_run_that_cannot_be_drawn_leaves_the_tables(
     out, tmp_path, monkeypatch, caplog
 ):

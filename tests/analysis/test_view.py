@@ -353,8 +353,11 @@ def test_a_legend_has_the_last_number_there_is():
     lines = _metrics()
     lines[-1]["pivot_largest"] = float("nan")
     lines[-1]["pivot_smallest"] = 0.5
-    captions = _page(_look(metrics=lines)).texts("figcaption")
-    assert "Pivots of the Gram matrices largest 1.1 smallest 0.5" in captions
+    page = _page(_look(metrics=lines))
+    start = "Pivots of the Gram matrices"
+    assert f"{start} largest 1.1 smallest 0.5" in page.texts("figcaption")
+    labels = [found.get("aria-label") for _, found, _ in page.elements]
+    assert f"{start}, by epoch to 3; last values: largest 1.1, smallest 0.5" in labels
 
 
 def test_only_some_of_many_classes_are_reconstructed_and_it_says_so():
@@ -369,7 +372,7 @@ def test_charts_say_what_they_show():
     charts = [found for tag, found, _ in page.elements if tag == "svg"]
     assert {chart["role"] for chart in charts} == {"img"}
     texts = [chart["aria-label"] for chart in charts]
-    assert texts[1] == "Loss, by epoch; after epoch 3: loss 3, CMMD 2.67"
+    assert texts[1] == "Loss, by epoch to 3; last values: loss 3, CMMD 2.67"
     assert texts[8:] == [
         "Histograms of the kernel on Z",
         "Histograms of the kernel on raw pixels",
