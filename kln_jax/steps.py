@@ -214,8 +214,7 @@ def make_train_step(
       kernel: Kernel on features, for the means that are logged.
       embed: From the data's ``embedding`` and images in [0, 1] to the features that
         the kernel acts on; None for Z.
-      shared_batch: Whether t has the images of s, which are then also augmented
-        alike.
+      shared_batch: Whether t is s, which then goes through the network once.
       diagnostics: From the features of s and t to numbers that are logged at the last
         step of an epoch, and at each that is not healthy; zero elsewhere.
       diagnose_every: Steps in an epoch.
@@ -227,6 +226,8 @@ def make_train_step(
     Returns:
       A `TrainStep` of one device of `AXIS`.
     """
+
+    gather = _gather_as_both if shared_batch else _gather_halves
 
     def prepare(data: TrainingData, rows: Array, positions: Array, key: Array) -> Array:
         images = augment.to_unit(data.images[rows])
@@ -242,8 +243,11 @@ def make_train_step(
         shard = batch_size // lax.axis_size(AXIS)
         own = lax.axis_index(AXIS) * shard + jnp.arange(shard, dtype=jnp.int32)
         # Augmentation and dropout belong to positions.
-        positions = jnp.concatenate([own, own if shared_batch else batch_size + own])
-        own_rows = jnp.concatenate([rows.s[own], rows.t[own]])
+        if shared_batch:
+            positions, own_rows = own, rows.s[own]
+        else:
+            positions = jnp.concatenate([own, batch_size + own])
+            own_rows = jnp.concatenate([rows.s[own], rows.t[own]])
         augment_key = _fold(key, Purpose.AUGMENT, state.step)
         images = prepare(data, own_rows, positions, augment_key)
         labels_s = data.labels[rows.s]
@@ -259,10 +263,10 @@ def make_train_step(
                 mutable=["batch_stats"],
             )
             chex.assert_equal_shape([images, outputs.reconstruction])
-            features_s, features_t = _gather_halves(
+            features_s, features_t = gather(
                 embed(data.embedding, images) if embed else outputs.z
             )
-            logits_s, logits_t = _gather_halves(outputs.logits)
+            logits_s, logits_t = gather(outputs.logits)
             error = reconstruction_error(images, outputs.reconstruction)
             error = lax.pmean(error, AXIS)
             loss, terms = objective(
@@ -495,6 +499,12 @@ def _gather_halves(local: Array) -> tuple[Array, Array]:
     """Returns the global batches s and t from the halves of the local rows."""
     s, t = jnp.split(local, 2)
     return lax.all_gather(s, AXIS, tiled=True), lax.all_gather(t, AXIS, tiled=True)
+
+
+def _gather_as_both(local: Array) -> tuple[Array, Array]:
+    """Gathers what is s and t at once."""
+    both = lax.all_gather(local, AXIS, tiled=True)
+    return both, both
 
 
 def _kernel_sums(gram: Array, labels: Array) -> dict[str, Array]:
