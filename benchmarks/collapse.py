@@ -69,7 +69,7 @@ def _make_step(config: ConfigDict, data: datasets.Dataset) -> tuple[Any, _Step]:
         width=config.width,
         normalise_z=config.normalise_z,
     )
-    optimizer = optim.optimiser(
+    optimizer = optim.optimizer(
         config.optimizer,
         optim.step_schedule(config.learning_rate, warmup_steps=config.warmup_steps),
         momentum=config.momentum,

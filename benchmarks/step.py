@@ -112,7 +112,7 @@ def build(
         axis_name=steps.AXIS,
         dtype=jnp.dtype(dtype),
     )
-    optimizer = optim.optimiser(
+    optimizer = optim.optimizer(
         "sgd",
         optim.step_schedule(0.02),
         weight_decay=5e-4,

@@ -166,9 +166,14 @@ def check_key(key: Any) -> None:
       key: What was given.
 
     Raises:
-      ValueError: If it is no JAX array.
+      ValueError: If it is not one random key, of JAX's new type or its old one.
     """
-    if not isinstance(key, jax.Array):
+    is_key = isinstance(key, Array) and (
+        key.ndim == 0
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        else key.ndim == 1 and key.dtype == jnp.uint32
+    )
+    if not is_key:
         raise ValueError(
             f"key={key!r} must be a random key, such as jax.random.key(0)."
         )

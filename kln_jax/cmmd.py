@@ -283,7 +283,7 @@ def conditional_embedding(
       Equation 3 of arXiv 2008.10165.
     """
     x, y = check_sets("conditional_embedding", kernel, x=x, y=y)
-    check_ridge(ridge, len(x), y.dtype, largest_value(kernel, x))
+    check_ridge(ridge, len(x), float_type(x, y), largest_value(kernel, x))
     return _conditional_embedding(x, y, jnp.asarray(ridge, float), kernel=kernel)
 
 

@@ -135,7 +135,7 @@ def cmmd_test(
     if not isinstance(num_resamples, numbers.Integral) or num_resamples < 19:
         raise ValueError(
             f"num_resamples={num_resamples} must be a whole number of at least 19: "
-            "with fewer no p-value is below 0.05. Use 999."
+            "with fewer no p-value reaches 0.05. Use 999."
         )
     if ridge is not None:
         dtype = float_type(x_s, y_s)
@@ -195,7 +195,7 @@ def _cmmd_test(
     P_y, P_s = _smoothers(K, Y, S)
     log_odds = _fit_log_odds(P_s, S) if log_odds is None else log_odds.astype(K.dtype)
     resamples = _draw_groups(key, log_odds, n_s, num_resamples)
-    lam = _trace(K) / 10.0 if ridge is None else ridge.astype(K.dtype)
+    lam = _scale(K) / 10.0 if ridge is None else ridge.astype(K.dtype)
     R = Y - matmul(P_y, Y)
     # The observed groups among the others: the error of the solver is that of all.
     T = _statistics(K, R, jnp.concatenate([S[None, :], resamples]), lam)
@@ -229,7 +229,7 @@ def _label_features(y: Array, label_kernel: Kernel) -> Array:
     return vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]
 
 
-def _trace(K: Array) -> Array:
+def _scale(K: Array) -> Array:
     """The trace; 1 of a kernel that is 0 at all points, as `linear` at the origin."""
     trace = jnp.trace(K)
     return jnp.where(trace == 0.0, 1.0, trace)
@@ -239,7 +239,7 @@ def _smoothers(K: Array, Y: Array, S: Array) -> tuple[Array, Array]:
     """Ridge smoothers (K + lambda I)^-1 K of Y and of the groups, by leave-one-out."""
     centred = S - jnp.mean(S)
     targets = jnp.concatenate([Y, centred[:, None]], axis=1)
-    ridges = _trace(K) * 0.25 ** jnp.arange(8, dtype=K.dtype)
+    ridges = _scale(K) * 0.25 ** jnp.arange(8, dtype=K.dtype)
 
     def smoother(lam: Array) -> Array:
         return solve(K + lam * jnp.eye(len(K), dtype=K.dtype), K, assume_a="pos").T

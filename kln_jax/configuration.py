@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from kln_jax import embeddings, networks, objectives, optim, parallel, steps
 from kln_jax.cmmd import check_ridge
-from kln_jax.kernels import Kernel, gaussian_mixture, largest_value, linear
+from kln_jax.kernels import ComposableKernel, gaussian_mixture, largest_value, linear
 
 # By the key kernel_on: from the network to what the kernel acts on, None for its Z.
 _EMBEDDINGS: dict[str, Callable[[networks.KLN], Any]] = {
@@ -222,7 +222,7 @@ def optimizer(
             f"lr_milestones={config.lr_milestones!r} must lie below step 2**31, with "
             f"{steps_per_epoch} steps an epoch."
         )
-    return optim.optimiser(
+    return optim.optimizer(
         config.optimizer,
         optim.step_schedule(
             config.learning_rate,
@@ -238,7 +238,7 @@ def optimizer(
     )
 
 
-def kernels(config: ConfigDict) -> tuple[Kernel, Kernel]:
+def kernels(config: ConfigDict) -> tuple[ComposableKernel, ComposableKernel]:
     """Returns the kernels on features and on labels.
 
     Args:
@@ -248,7 +248,7 @@ def kernels(config: ConfigDict) -> tuple[Kernel, Kernel]:
       ValueError: If bandwidths will not do.
     """
 
-    def mixture(key: str) -> Kernel:
+    def mixture(key: str) -> ComposableKernel:
         try:
             return gaussian_mixture(config[key], reduction=config.kernel_reduction)
         except ValueError as error:

@@ -227,6 +227,9 @@ class KLNClassifier(
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Trains from the start.
 
+        At its end JAX's caches of compiled functions are cleared, the caller's among
+        them.
+
         Args:
           X: Images or features, shape ``(n, h, w)``, ``(n, h, w, c)`` or ``(n, p)``.
           y: A class label for each, of any type; -1 for images without a label, as in
@@ -268,6 +271,8 @@ class KLNClassifier(
         self.config_ = {name: _plain(name, value) for name, value in config.items()}
 
         images = self._images(flat)
+        rows = np.flatnonzero(labelled).astype(np.int32)
+        num_labels = 0 if labelled.all() else len(rows)
         labels = np.zeros(len(flat), np.int32)
         labels[labelled] = numbers
         data = Dataset(
@@ -282,12 +287,12 @@ class KLNClassifier(
         )
         with _shown() if self.verbose else contextlib.nullcontext():
             run = training.train_in_memory(
-                ConfigDict(self.config_),
+                ConfigDict({**self.config_, "num_labels": num_labels}),
                 data,
-                np.flatnonzero(labelled).astype(np.int32),
+                rows,
                 show=bool(self.verbose),
             )
-        self.state_ = steps.without_optimiser(run.state)
+        self.state_ = steps.without_optimizer(run.state)
         return self
 
     def predict(self, X: ArrayLike) -> np.ndarray:

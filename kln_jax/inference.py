@@ -94,7 +94,7 @@ def load(workdir: str | pathlib.Path, *, best: bool = False) -> Trained:
     )
     state = training.restore(directory, config, model, image_shape, best=best)
     return Trained(
-        config, class_names, image_shape, model, steps.without_optimiser(state)
+        config, class_names, image_shape, model, steps.without_optimizer(state)
     )
 
 

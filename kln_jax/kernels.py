@@ -67,29 +67,29 @@ class ComposableKernel(abc.ABC):
 
     def __add__(self, other: Kernel) -> ComposableKernel:
         """Returns the sum with a kernel."""
-        return _Sum(self, other) if callable(other) else NotImplemented
+        return _Sum(self, _operand(other)) if callable(other) else NotImplemented
 
     def __radd__(self, other: Kernel | int) -> ComposableKernel:
         """Returns the sum with a kernel that has no operators, or with sum()'s 0."""
         if isinstance(other, int) and other == 0:
             return self
-        return _Sum(other, self) if callable(other) else NotImplemented
+        return _Sum(_operand(other), self) if callable(other) else NotImplemented
 
     def __mul__(self, other: Kernel | float) -> ComposableKernel:
         """Returns the product with a kernel or a positive number."""
         if callable(other):
-            return _Product(self, other)
+            return _Product(self, _operand(other))
         return _Scaled(self, _positive("The factor of a kernel", other))
 
     def __rmul__(self, other: Kernel | float) -> ComposableKernel:
         """Returns the product with a number or a kernel that has no operators."""
-        return _Product(other, self) if callable(other) else self * other
+        return _Product(_operand(other), self) if callable(other) else self * other
 
     def on(self, embedding: Callable[[Any], Array]) -> ComposableKernel:
         r"""Composes the kernel with an embedding: :math:`k(h(a), h(b))`.
 
-        The kernel that results takes arrays of any rank and type, as they are, and
-        so do `cmmd` and the other functions of this package with it. It is compiled
+        The kernel that results takes arrays of any rank and type, as they are, and so
+        do `cmmd` and the other functions of this package as features. It is compiled
         once for each embedding, by identity: name ``h`` once, not a lambda for each
         call. For gradients in the parameters of ``h``, embed first:
         ``cmmd(h(x_s), y_s, h(x_t), y_t)``.
@@ -115,6 +115,11 @@ class ComposableKernel(abc.ABC):
                 "function. Wrap it in one: def h(x): return embedding(x)."
             )
         return _On(self, embedding)
+
+
+def _operand(kernel: Kernel) -> Kernel:
+    check_kernel("operand", kernel)
+    return kernel
 
 
 def _arrays(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
@@ -171,8 +176,9 @@ def _hashable(value: Any) -> bool:
     return True
 
 
-# The inverse of what is smaller is not finite in float32.
+# The inverse of what is smaller is not finite in float32, nor is what is larger.
 _SMALLEST = float(np.finfo(np.float32).tiny)
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def _number(name: str, value: float) -> float:
@@ -195,10 +201,10 @@ def _number(name: str, value: float) -> float:
 
 def _positive(name: str, value: float) -> float:
     number = _number(name, value)
-    if not _SMALLEST <= number < float("inf"):
+    if not _SMALLEST <= number <= _LARGEST:
         raise ValueError(
-            f"{name} is {number:g}, but must be positive and finite, and no less than "
-            f"{_SMALLEST:.2g}, such as 1."
+            f"{name} is {number:g}, but must be positive and finite, from "
+            f"{_SMALLEST:.2g} to {_LARGEST:.2g}, such as 1."
         )
     return number
 
@@ -532,7 +538,8 @@ def gaussian_mixture(
     References:
       Section 4 of arXiv 2008.10165.
     """
-    if isinstance(bandwidths, str) or not isinstance(bandwidths, Iterable):
+    one = isinstance(bandwidths, str) or getattr(bandwidths, "ndim", 1) == 0
+    if one or not isinstance(bandwidths, Iterable):
         raise ValueError(
             f"The bandwidths are {bandwidths!r}, but must be a sequence of variances, "
             "such as (1, 3, 5, 7, 9)."
@@ -619,16 +626,16 @@ def rational_quadratic(
       A `Kernel`.
 
     Raises:
-      ValueError: If a setting is not positive and finite.
+      ValueError: If a setting, or twice their product, is not positive and finite.
 
     Examples:
       >>> rational_quadratic(2.0)([[0.0]], [[0.0], [2.0]])
       Array([[1. , 0.5]], dtype=float32)
     """
-    return _RationalQuadratic(
-        _positive("The bandwidth of rational_quadratic", bandwidth),
-        _positive("The alpha of rational_quadratic", alpha),
-    )
+    b = _positive("The bandwidth of rational_quadratic", bandwidth)
+    a = _positive("The alpha of rational_quadratic", alpha)
+    _positive("2 alpha b of rational_quadratic", 2 * a * b)
+    return _RationalQuadratic(b, a)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -693,8 +700,9 @@ def median_bandwidth(x: ArrayLike, *, stop_gradient: bool = True) -> Array:
 
     It is a variance, as `gaussian_mixture` takes it: at the median distance the kernel
     is :math:`\exp(-1/2) \approx 0.61`. Half of it is met as well, with which the
-    kernel is :math:`1/e` there. Points that coincide do not count, so that it is never
-    0; where all do, it is 1. Where x is not finite, it is NaN.
+    kernel is :math:`1/e` there. Points that coincide do not count, nor those so close
+    that the square underflows, so that it is never 0; where all do, it is 1. Where x is
+    not finite, it is NaN.
 
     Outside jit, make a kernel of it: ``gaussian_mixture((median_bandwidth(x),))``.
     Under jit or vmap, where it is not a number yet, scale the features instead:

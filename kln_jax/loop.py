@@ -24,13 +24,14 @@ from kln_jax.steps import TrainingData, TrainState
 
 logger = logging.getLogger("kln_jax")
 
-# The key to turn first when a metric of a step is not healthy.
+# The keys to turn first when a metric of a step is not healthy.
+_STEP_SIZE = "learning_rate (lower it) or clip_norm (set it)"
 _KNOBS = {
     "cmmd": "ridge (raise it)",
-    "cross_entropy": "learning_rate (lower it) or clip_norm (set it)",
-    "reconstruction": "learning_rate (lower it) or clip_norm (set it)",
-    "confidence": "learning_rate (lower it) or clip_norm (set it)",
-    "loss": "learning_rate (lower it) or clip_norm (set it)",
+    "cross_entropy": _STEP_SIZE,
+    "reconstruction": _STEP_SIZE,
+    "confidence": _STEP_SIZE,
+    "loss": _STEP_SIZE,
     "gradient_norm": "ridge (raise it) or learning_rate (lower it)",
 }
 
@@ -183,6 +184,9 @@ class Training:
 
         Raises:
           ValueError: If a checkpoint holds the metrics of other steps.
+          CheckpointError: If all checkpoints of a seed are damaged, or none can be
+            written.
+          Interrupted: If a signal came.
         """
         config, spe = self._config, self._program.steps_per_epoch
         self._begun = time.perf_counter()
@@ -426,12 +430,14 @@ class Training:
         if abs(values["loss"]) <= bound:  # Then no term is at fault, however large.
             values = {"gradient_norm": values["gradient_norm"]}
         name = metrics.first_unhealthy(values, bound=bound)
+        step = epoch * self._program.steps_per_epoch + position
+        trouble = f"{name} is {values[name]:.4g} at step {step}"
+        if self._config.objective != "cmmd":  # Which no Gram matrix enters.
+            return f"{trouble}. Turn {_STEP_SIZE}"
         low, high = (float(history[name][position]) for name in _DIAGNOSTICS[:2])
         return (
-            f"{name} is {values[name]:.4g} at step "
-            f"{epoch * self._program.steps_per_epoch + position} (pivots of the Gram "
-            f"matrices {low:.2g} to {high:.2g}, so their condition number is at least "
-            f"{high / low:.2g}). Turn {_KNOBS[name]}"
+            f"{trouble} (pivots of the Gram matrices {low:.2g} to {high:.2g}, so their "
+            f"condition number is at least {high / low:.2g}). Turn {_KNOBS[name]}"
         )
 
     def _end_epoch(self, epoch: int, ended: Mapping[int, Progress]) -> None:
@@ -468,7 +474,7 @@ class Training:
                 advice=_against_collapse(self._config),
             )
         healthy = history.pop("healthy")
-        last = {name: history.pop(name)[-1:] for name in _DIAGNOSTICS}
+        last = {name: history.pop(name)[-1:][healthy[-1:]] for name in _DIAGNOSTICS}
         made = {name: values[healthy] for name, values in history.items()}
         return {"epoch": epoch, **metrics.epoch_means({**made, **last})}
 

@@ -26,7 +26,7 @@ from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
-from kln_jax.arrays import as_floats, check_key, matmul
+from kln_jax.arrays import as_floats, check_key, float_type, matmul
 from kln_jax.cmmd import check_ridge, check_sets, solve_both
 from kln_jax.kernels import Kernel, gaussian_mixture, gram, largest_value
 
@@ -96,8 +96,8 @@ def cmmd_nystroem(
       NIPS 2000; Equation 3 of arXiv 2008.10165.
     """
     arrays = check_sets("cmmd_nystroem", kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t)
-    n_s, n_t, dtype = len(arrays[0]), len(arrays[2]), arrays[1].dtype
-    check_ridge(ridge, max(n_s, n_t), dtype, largest_value(kernel, *arrays[::2]))
+    (n_s, n_t), largest = map(len, arrays[::2]), largest_value(kernel, *arrays[::2])
+    check_ridge(ridge, max(n_s, n_t), float_type(*arrays), largest)
     check_key(key)
     if (
         not isinstance(num_landmarks, numbers.Integral)

@@ -30,7 +30,7 @@ def reconstruction_error(
       A float32 scalar (float64 if an argument is).
 
     Raises:
-      ValueError: If the reduction is unknown.
+      ValueError: If the shapes differ, or the reduction is unknown.
 
     Examples:
       >>> x = jnp.ones((2, 4, 4, 1))
@@ -45,6 +45,11 @@ def reconstruction_error(
             f'reconstruction_reduction={reduction!r} must be "sum" or "mean".'
         )
     images, reconstructions = as_floats(images, reconstructions)
+    if images.shape != reconstructions.shape:
+        raise ValueError(
+            f"Images of shape {images.shape} have reconstructions of another, "
+            f"{reconstructions.shape}."
+        )
     squares = jnp.square(images - reconstructions)
     mean = jnp.mean(squares)
     return mean * squares[0].size if reduction == "sum" else mean
@@ -218,7 +223,8 @@ def gram_diagnostics(
 
     The pivots are the squared diagonal of the Cholesky factors of
     :math:`\tilde K = K + \lambda I` of both batches. In exact arithmetic
-    none is below the ridge, and their ratio is a lower bound of the condition number.
+    none is below the ridge, and of a kernel whose k(x, x) is constant their ratio is a
+    lower bound of the condition number.
 
     Args:
       features_s: What the kernel acts on, for batch s, shape ``(n_s, d)``.

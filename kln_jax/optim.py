@@ -57,7 +57,7 @@ def step_schedule(
     return warmed_up
 
 
-def optimiser(
+def optimizer(
     name: str,
     schedule: optax.Schedule,
     *,
@@ -88,7 +88,7 @@ def optimiser(
       ValueError: If the name is unknown, or ``clip_norm`` is negative.
 
     Examples:
-      >>> sgd = optimiser("sgd", step_schedule(0.02), weight_decay=5e-4)
+      >>> sgd = optimizer("sgd", step_schedule(0.02), weight_decay=5e-4)
     """
     if clip_norm < 0:
         raise ValueError(

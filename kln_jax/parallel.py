@@ -353,11 +353,12 @@ def check_batch_size(batch_size: int) -> None:
       ValueError: If it is not a multiple of the number of devices.
     """
     devices = jax.device_count()
-    if batch_size < 1 or batch_size % devices:
+    if batch_size % devices:
         below = batch_size // devices * devices
+        nearest = f"{below} or {below + devices}" if below else f"{devices}"
         raise ValueError(
             f"batch_size={batch_size} does not divide over {devices} devices; use "
-            f"{max(below, devices)} or {below + devices}."
+            f"{nearest}."
         )
 
 

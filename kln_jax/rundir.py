@@ -7,6 +7,7 @@ import datetime
 import io
 import json
 import pathlib
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -259,7 +260,8 @@ def read_config(directory: pathlib.Path) -> ConfigDict:
     try:
         validate(config)
     except (AttributeError, KeyError) as error:
-        missing = str(error).strip("\"'")
+        # More than the name: ml_collections says which key it resembles.
+        missing, *_ = re.findall(r"\w+", str(error))
     if missing:
         raise ValueError(
             f"config.json of {directory} was written by another version of kln_jax: it "

@@ -226,7 +226,6 @@ def make_train_step(
     Returns:
       A `TrainStep` of one device of `AXIS`.
     """
-
     gather = _gather_as_both if shared_batch else _gather_halves
 
     def prepare(data: TrainingData, rows: Array, positions: Array, key: Array) -> Array:
@@ -452,7 +451,7 @@ def predict(model: KLN, state: TrainState, images: Array) -> Outputs:
     return cast(Outputs, outputs)  # Without mutable variables it is not a pair.
 
 
-def without_optimiser(state: TrainState) -> TrainState:
+def without_optimizer(state: TrainState) -> TrainState:
     """Returns a state as NumPy arrays, without what only training needs."""
     return jax.device_get(state.replace(opt_state=()))
 

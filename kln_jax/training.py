@@ -188,6 +188,8 @@ def train_in_memory(
 ) -> Run:
     """Trains on a data set that is at hand, and writes nothing.
 
+    At its end JAX's caches of compiled functions are cleared, the caller's among them.
+
     Args:
       config: All keys of ``configs/default.py``, of which those that say how data are
         loaded and where it computes may be left out.
@@ -325,7 +327,7 @@ def _embedding(
         if directory:
             files.write_json(directory / "diverged.json", failure)
         raise DivergenceError(failure) from error
-    return steps.without_optimiser(state)
+    return steps.without_optimizer(state)
 
 
 def _load(config: ConfigDict) -> datasets.Dataset:

@@ -459,6 +459,20 @@ def test_float64_values_equal_the_definition_to_float64_precision():
         )
 
 
+def test_float64_features_allow_the_ridge_of_float64():
+    x_s, y_s, x_t, y_t = _problem(11)
+    kernel = gaussian_mixture().on(lambda x: x)
+    with jax.enable_x64(True):
+        s, t = (x_s.astype(np.float64), y_s), (x_t.astype(np.float64), y_t)
+        options = dict(kernel=kernel, ridge=1e-9)
+        expected = cmmd(*s, *t, **options)
+        of_s, of_t = (conditional_embedding(*one, **options) for one in (s, t))
+        np.testing.assert_allclose(of_s.distance(of_t), expected, rtol=1e-5)
+        num, key = len(x_s) + len(x_t), jax.random.key(0)
+        low_rank = cmmd_nystroem(*s, *t, num_landmarks=num, key=key, **options)
+        np.testing.assert_allclose(low_rank, expected, rtol=1e-3)
+
+
 def test_one_float64_input_makes_it_float64_and_none_leaves_it_float32():
     x_s, y_s, x_t, y_t = _problem(12)
     mixed = (x_s.astype(np.float64), y_s.astype(np.int64), x_t, y_t)

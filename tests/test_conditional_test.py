@@ -361,6 +361,9 @@ def test_all_is_computed_in_the_type_of_the_gram_matrix():
         (dict(kernel="rbf"), "kernel='rbf' must be a function"),
         (dict(label_kernel="rbf"), "label_kernel='rbf' must be a function"),
         (dict(key=np.int64(0)), r"key=\S+ must be a random key"),
+        (dict(key=jnp.int32(0)), r"key=.* must be a random key"),
+        (dict(key=jnp.arange(3)), r"key=.* must be a random key"),
+        (dict(key=jax.random.split(jax.random.key(0))), "(?s)key=.* must be a random"),
         (dict(key=0), r"key=0 must be a random key, such as jax.random.key\(0\)"),
     ],
 )

@@ -90,6 +90,13 @@ def seen(monkeypatch):
     return fit
 
 
+def test_the_run_knows_how_many_labels_there_are(seen):
+    for y, expected in (([0, 1, -1, 1], 3), ([0, 1, 0, 1], 0)):
+        config, _, rows, _ = seen(np.eye(4), y)
+        assert config.num_labels == expected
+        assert len(rows) == (expected or 4)
+
+
 def test_it_learns_from_some_labels(fitted, images, labels):
     assert fitted.classes_.tolist() == ["bottom", "middle", "top"]
     assert fitted.score(images, labels) == 1

@@ -562,6 +562,17 @@ def test_factor_must_be_a_number():
         linear + 1
 
 
+def test_operand_that_is_no_kernel_yet_is_refused():
+    for compose in (
+        lambda: linear + laplacian,
+        lambda: laplacian + linear,
+        lambda: linear * laplacian,
+        lambda: laplacian * linear,
+    ):
+        with pytest.raises(ValueError, match="operand=laplacian makes a kernel: call"):
+            compose()
+
+
 # --- on ----------------------------------------------------------------------
 
 
@@ -651,6 +662,9 @@ def test_setting_too_large_for_a_float_is_refused():
         lambda: gaussian_mixture((10**400,)),
         lambda: polynomial(10**400),
         lambda: 10**400 * linear,
+        lambda: 1e39 * linear,
+        lambda: rational_quadratic(1e20, alpha=1e20),
+        lambda: rational_quadratic(1e-20, alpha=1e-20),
     ):
         with pytest.raises(ValueError, match="must be"):
             make()
@@ -830,7 +844,9 @@ def test_sets_of_other_types_are_not_converted_for_an_embedding():
         cmmd(images.astype(np.float32), y, images, y, kernel=kernel)
 
 
-@pytest.mark.parametrize("bandwidths", [1.0, "13", None])
+@pytest.mark.parametrize(
+    "bandwidths", [1.0, "13", None, np.array(3.0), jnp.array(3.0)], ids=str
+)
 def test_bandwidths_are_a_sequence(bandwidths):
     with pytest.raises(ValueError, match=r"bandwidths are .* must be a sequence"):
         gaussian_mixture(bandwidths)

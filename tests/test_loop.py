@@ -1,6 +1,8 @@
 """The loop: what it keeps, and what it says of steps that are not healthy."""
 
 import logging
+import re
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -74,6 +76,65 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
     ):
         training.train_and_evaluate(_config(), str(tmp_path))
     assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def _stopped(config, **history):
+    """What `Training` needs to speak of the steps of an epoch, and what these gave."""
+    run = SimpleNamespace(
+        _config=config,
+        _class_names=("cat", "dog"),
+        _program=SimpleNamespace(steps_per_epoch=3),
+    )
+    history = {name: np.array(values) for name, values in history.items()}
+    return run, SimpleNamespace(history=history, name="")
+
+
+DIAGNOSTICS = dict(
+    pivot_smallest=[0.0, 0.0, 0.1],
+    pivot_largest=[0.0, 0.0, 1.1],
+    median_squared_distance=[0.0, 0.0, 7.0],
+)
+
+
+@pytest.mark.parametrize(
+    ("objective", "advice"),
+    [
+        (
+            "cmmd",
+            r" \(pivots .* 0\.1 to 1\.1, .*\)\. Turn ridge \(raise it\) or learni.*",
+        ),
+        (
+            "cross_entropy",
+            r"\. Turn learning_rate \(lower it\) or clip_norm \(set it\)",
+        ),
+    ],
+)
+def test_the_ridge_is_blamed_only_where_there_is_one(objective, advice):
+    run, progress = _stopped(
+        _config(objective=objective),
+        loss=[1.0, 1.0, 1.0],
+        gradient_norm=[1.0, 1.0, np.inf],
+        **DIAGNOSTICS,
+    )
+    said = loop.Training._trouble(run, progress, 2, 2)
+    assert re.fullmatch(f"gradient_norm is inf at step 8{advice}", said)
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_an_epoch_that_ends_with_a_skipped_step_logs_no_nan(healthy):
+    last = 1.0 if healthy else np.nan
+    run, progress = _stopped(
+        _config(),
+        loss=[1.0, 3.0, last],
+        healthy=[True, True, healthy],
+        predicted=[[1, 1]] * 3,
+        **{name: [0.0, 0.0, last] for name in DIAGNOSTICS},
+    )
+    logged = loop.Training._of_steps(run, 4, progress)
+    expected = {"epoch": 4, "loss": 5 / 3 if healthy else 2.0}
+    if healthy:
+        expected |= dict.fromkeys(DIAGNOSTICS, 1.0)
+    assert logged == pytest.approx(expected)
 
 
 def test_a_gradient_beyond_the_bound_is_not_blamed_on_a_term(tmp_path):

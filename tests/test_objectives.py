@@ -20,6 +20,12 @@ def test_reconstruction_error_refuses_another_reduction():
         objectives.reconstruction_error(x, x, reduction="max")
 
 
+def test_reconstruction_error_refuses_what_would_be_broadcast():
+    x = jnp.zeros((2, 4, 4, 3))
+    with pytest.raises(ValueError, match=r"\(2, 4, 4, 3\) .* another, \(2, 4, 4, 1\)"):
+        objectives.reconstruction_error(x, x[..., :1])
+
+
 def test_confidence_is_entropy_plus_cross_entropy_with_the_uniform_prior():
     p = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]])
     expected = -(p * np.log(p)).sum(1).mean() - np.log(p.mean(0)).mean()

@@ -42,7 +42,7 @@ def test_sgd_is_pytorchs_momentum_and_weight_decay():
     for g in gradients:
         v = 0.9 * v + (g + 0.1 * w)
         w = w - 0.02 * v
-    sgd = optim.optimiser("sgd", optim.step_schedule(0.02), weight_decay=0.1)
+    sgd = optim.optimizer("sgd", optim.step_schedule(0.02), weight_decay=0.1)
     actual = _trajectory(
         sgd, [jnp.float32(g) for g in gradients], jnp.array([1.0, -2.0])
     )
@@ -56,13 +56,13 @@ def test_adam_is_kingma_and_bas():
     for i, g in enumerate(gradients, 1):
         m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
         w -= 1e-3 * (m / (1 - 0.9**i)) / (np.sqrt(v / (1 - 0.99**i)) + 1e-8)
-    adam = optim.optimiser("adam", optim.step_schedule(1e-3), b1=0.9, b2=0.99)
+    adam = optim.optimizer("adam", optim.step_schedule(1e-3), b1=0.9, b2=0.99)
     actual = _trajectory(adam, [jnp.float32(g) for g in gradients], jnp.float32(1.0))
     np.testing.assert_allclose(actual, w, rtol=1e-5)
 
 
 def test_clipping_bounds_the_gradient_before_weight_decay():
-    sgd = optim.optimiser(
+    sgd = optim.optimizer(
         "sgd", optim.step_schedule(1.0), momentum=0.0, weight_decay=0.5, clip_norm=1.0
     )
     params = {"a": jnp.array([4.0]), "b": jnp.array([0.0])}
@@ -75,11 +75,11 @@ def test_clipping_bounds_the_gradient_before_weight_decay():
 
 def test_unknown_optimiser_is_named():
     with pytest.raises(ValueError, match=r"optimizer='rmsprop' must be"):
-        optim.optimiser("rmsprop", optim.step_schedule(0.1))
+        optim.optimizer("rmsprop", optim.step_schedule(0.1))
 
 
 def test_negative_settings_are_refused():
     with pytest.raises(ValueError, match=r"warmup_steps=-3 must be positive, or 0"):
         optim.step_schedule(0.1, warmup_steps=-3)
     with pytest.raises(ValueError, match=r"clip_norm=-1 must be positive, or 0"):
-        optim.optimiser("sgd", optim.step_schedule(0.1), clip_norm=-1)
+        optim.optimizer("sgd", optim.step_schedule(0.1), clip_norm=-1)

@@ -74,7 +74,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
     parallel.check_batch_size(96)
     with pytest.raises(ValueError, match=r"batch_size=100 .* 8 devices; use 96 or 104"):
         parallel.check_batch_size(100)
-    with pytest.raises(ValueError, match=r"batch_size=3 .*use 8 "):
+    with pytest.raises(ValueError, match=r"batch_size=3 .*use 8\.$"):
         parallel.check_batch_size(3)
 
 

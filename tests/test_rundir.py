@@ -164,6 +164,6 @@ def test_a_run_without_a_key_is_said_to_be_of_another_version(key, workdir):
     written = json.loads((workdir / "config.json").read_text())
     del written[key]
     (workdir / "config.json").write_text(json.dumps(written))
-    message = rf"^config\.json of .* written by another version .* has no .*{key}"
+    message = rf"^config\.json of .* written by another version .* has no {key}\.$"
     with pytest.raises(ValueError, match=message):
         rundir.read_config(workdir)

@@ -37,7 +37,7 @@ def _model(network="mnist"):
 
 
 def _optimizer(learning_rate=5e-4):
-    return optim.optimiser(
+    return optim.optimizer(
         "sgd", optim.step_schedule(learning_rate), weight_decay=5e-4, clip_norm=10.0
     )
 

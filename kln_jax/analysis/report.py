@@ -32,8 +32,7 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     """Writes ``report.md``, ``report.csv``, ``report.tex`` and ``figures/``.
 
     What a run learned is drawn of one run of each configuration, the longest of KLN
-    with all labels. Figures that are there already, of a run whose checkpoints are gone,
-    stay.
+    with all labels. Figures that are there already, of a run without checkpoints, stay.
 
     Args:
       out: Where all runs lie.

@@ -22,7 +22,7 @@ def run():
     state = jax.jit(
         lambda key: steps.init_state(
             model,
-            optim.optimiser("sgd", optim.step_schedule(0.1)),
+            optim.optimizer("sgd", optim.step_schedule(0.1)),
             key,
             mean=np.zeros(1),
             std=np.ones(1),
