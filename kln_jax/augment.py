@@ -35,8 +35,8 @@ def to_unit(images: jax.Array | np.ndarray) -> jax.Array:
     """
     if images.dtype != jnp.uint8:
         raise ValueError(
-            f"images must be uint8 in 0..255, not {images.dtype}; "
-            "images that are in [0, 1] already need no to_unit"
+            f"Images must be uint8 in 0..255, not {images.dtype}. Images that are in "
+            "[0, 1] already need no to_unit."
         )
     return jnp.asarray(images, jnp.float32) / 255
 
@@ -76,8 +76,8 @@ def random_crop(keys: jax.Array, images: jax.Array, *, padding: int) -> jax.Arra
     _, height, width, channels = images.shape
     if not 0 <= padding < min(height, width):
         raise ValueError(
-            f"padding must be in 0..{min(height, width) - 1} for images of "
-            f"{height}x{width} pixels, not {padding}"
+            f"padding={padding} must be in 0..{min(height, width) - 1} for images of "
+            f"{height}x{width} pixels."
         )
     if padding == 0:
         return images
@@ -153,8 +153,8 @@ def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     if images.dtype != np.uint8 or images.ndim != 4 or images.size == 0:
         raise ValueError(
-            "images must be uint8 of shape (n, height, width, channels) with "
-            f"n > 0, not {images.dtype} of shape {images.shape}"
+            "Images must be uint8 of shape (n, height, width, channels) with "
+            f"n > 0, not {images.dtype} of shape {images.shape}."
         )
     sums = np.zeros(images.shape[1:], np.uint64)
     squares = np.zeros(images.shape[1:], np.uint64)
@@ -169,9 +169,9 @@ def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         variance = count * int(squares[..., channel].sum()) - total**2
         if variance == 0:
             raise ValueError(
-                f"channel {channel} is {total // count} in every pixel of all "
-                f"{len(images)} images, so it cannot be normalised; leave "
-                "normalisation off or check the data"
+                f"Channel {channel} is {total // count} in every pixel of all "
+                f"{len(images)} images, so it cannot be normalised. Leave "
+                "normalisation off or check the data."
             )
         mean.append(total / count / 255)
         std.append(variance**0.5 / count / 255)

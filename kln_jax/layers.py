@@ -149,7 +149,7 @@ def max_pool(x: Array) -> Array:
     n, h, w, c = x.shape
     if h % 2 or w % 2:
         raise ValueError(
-            f"images are {h} x {w}, but max_pool needs even sides; pad or crop them"
+            f"Images are {h} x {w}, but max_pool needs even sides. Pad or crop them."
         )
     # Not `max`, whose gradient divides by the number of values equal to the maximum:
     # none is where XLA computes them twice with other roundings.
@@ -338,16 +338,16 @@ def _overlap_add(y: Array, axis: int) -> Array:
 def _check_images(x: Array, kernel: Array) -> None:
     if x.ndim != 4 or x.shape[-1] != kernel.shape[2]:
         raise ValueError(
-            f"the input has shape {x.shape}, but the kernel {kernel.shape} needs "
-            f"(n, h, w, {kernel.shape[2]}); reshape the input to that"
+            f"The input has shape {x.shape}, but the kernel {kernel.shape} needs "
+            f"(n, h, w, {kernel.shape[2]}). Reshape the input to that."
         )
 
 
 def _pairs(padding: Padding) -> Pads:
     if isinstance(padding, str):
         raise ValueError(
-            f'padding is {padding!r}, but must be "SAME", "VALID" or '
-            "((top, bottom), (left, right)); choose one of them"
+            f'padding={padding!r} must be "SAME", "VALID" or '
+            "((top, bottom), (left, right))."
         )
     (top, bottom), (left, right) = padding
     return (top, bottom), (left, right)
@@ -475,8 +475,7 @@ class Dropout(nn.Module):
         """Checks the rate."""
         if not 0 <= self.rate < 1:
             raise ValueError(
-                f"rate is {self.rate}, but must be at least 0 and below 1; "
-                "choose such a rate, 0 for no dropout"
+                f"rate={self.rate} must be at least 0, for no dropout, and below 1."
             )
         super().__post_init__()
 

@@ -86,7 +86,7 @@ def test_crop_by_nothing_is_the_image():
 
 @pytest.mark.parametrize("padding", [-1, 5])
 def test_crop_refuses_a_padding_that_cannot_be_reflected(padding):
-    with pytest.raises(ValueError, match=rf"0\.\.4 .* not {padding}"):
+    with pytest.raises(ValueError, match=rf"padding={padding} must be in 0\.\.4 "):
         _crop(_keys(1), _images(1), padding=padding)
 
 
@@ -144,7 +144,7 @@ def test_statistics_are_exact_across_chunks():
 def test_statistics_refuse_what_cannot_be_normalised():
     images = _images(4)
     images[..., 1] = 7
-    with pytest.raises(ValueError, match="channel 1 is 7 in every pixel"):
+    with pytest.raises(ValueError, match="Channel 1 is 7 in every pixel"):
         augment.channel_statistics(images)
     with pytest.raises(ValueError, match="uint8"):
         augment.channel_statistics(images.astype(np.float32))

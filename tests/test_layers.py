@@ -504,5 +504,5 @@ def test_dropout_keeps_the_dtype():
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])
 def test_dropout_rate_is_checked(rate):
-    with pytest.raises(ValueError, match=f"rate is {rate}"):
+    with pytest.raises(ValueError, match=f"rate={rate} must"):
         layers.Dropout(rate)
