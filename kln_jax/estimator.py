@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import PIL.Image
 from flax import traverse_util
 from jax.typing import ArrayLike
 from ml_collections import ConfigDict
@@ -32,7 +31,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kln_jax import files, inference, networks, steps, training
-from kln_jax.datasets import Dataset
+from kln_jax.datasets import Dataset, resized
 
 # Keys of a configuration that have no meaning here, and those that have no choice.
 _RUN = dict(
@@ -500,7 +499,7 @@ class KLNClassifier(
         missing = height * width * channels - X.shape[1]
         images = np.pad(X, [(0, 0), (0, missing)]).reshape(-1, height, width, channels)
         side = self._network_shape()[0]
-        return images if side == height else _resized(images, side)
+        return images if side == height else resized(images, side)
 
 
 def _rows(X: Any) -> tuple[Any, tuple[int, int, int] | None]:
@@ -566,17 +565,6 @@ def _image_shape(
             f"Images of {shape[0]}x{shape[1]} pixels are not square; crop or pad them."
         )
     return shape
-
-
-def _resized(images: np.ndarray, side: int) -> np.ndarray:
-    n, _, _, channels = images.shape
-    resized = np.empty((n, side, side, channels), np.uint8)
-    for i, channel in np.ndindex(n, channels):
-        image = PIL.Image.fromarray(images[i, ..., channel])
-        resized[i, ..., channel] = np.asarray(
-            image.resize((side, side), PIL.Image.Resampling.BILINEAR)
-        )
-    return resized
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import os
 
 import numpy as np
 
-from kln_jax.datasets._dataset import Dataset, DatasetError, with_margin
+from kln_jax.datasets._dataset import Dataset, DatasetError, resized, with_margin
 from kln_jax.datasets._digits import load_digits
 from kln_jax.datasets._known import KNOWN, margin
 from kln_jax.datasets._own_images import image_files, load_own_images, read_image
@@ -30,6 +30,7 @@ __all__ = [
     "margin",
     "prepare",
     "read_image",
+    "resized",
     "shared_images",
 ]
 

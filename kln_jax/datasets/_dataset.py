@@ -80,6 +80,27 @@ def version_of(*arrays: np.ndarray) -> str:
     return f"crc32 {checksum:08x}"
 
 
+def resized(images: np.ndarray, side: int) -> np.ndarray:
+    """Resizes images bilinearly, as Pillow does, each channel by itself.
+
+    Args:
+      images: uint8 images, shape ``(n, height, width, channels)``.
+      side: Pixels of a side of the new ones.
+
+    Returns:
+      uint8 images, shape ``(n, side, side, channels)``.
+    """
+    import PIL.Image
+
+    n, _, _, channels = images.shape
+    found = np.empty((n, side, side, channels), np.uint8)
+    for i, channel in np.ndindex(n, channels):
+        image = PIL.Image.fromarray(images[i, ..., channel])
+        image = image.resize((side, side), PIL.Image.Resampling.BILINEAR)
+        found[i, ..., channel] = np.asarray(image)
+    return found
+
+
 def with_margin(images: np.ndarray, width: int) -> np.ndarray:
     """Puts images (..., height, width, channels) in the middle of black ones."""
     if not width:  # TFDS's are on disk, and need not be read.

@@ -4,7 +4,7 @@ import importlib.metadata
 
 import numpy as np
 
-from kln_jax.datasets._dataset import Dataset, version_of
+from kln_jax.datasets._dataset import Dataset, resized, version_of
 from kln_jax.datasets._split import stratified_order
 
 _TEST_IMAGES = 360
@@ -12,20 +12,12 @@ _TEST_IMAGES = 360
 
 def load_digits(side: int) -> Dataset:
     """Loads all of them, resized from 8x8 to a side of so many pixels."""
-    import PIL.Image
-
     package = importlib.metadata.distribution("scikit-learn")
     # The file of its load_digits, which takes a second to import.
     path = package.locate_file("sklearn/datasets/data/digits.csv.gz")
     table = np.loadtxt(str(path), delimiter=",")
-    pixels, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1]
-    pixels = np.round(pixels * (255 / 16)).astype(np.uint8)
-    images = np.empty((len(pixels), side, side, 1), np.uint8)
-    for image, small in zip(images, pixels, strict=True):
-        resized = PIL.Image.fromarray(small).resize(
-            (side, side), PIL.Image.Resampling.BILINEAR
-        )
-        image[..., 0] = np.asarray(resized)
+    pixels, labels = table[:, :-1].reshape(-1, 8, 8, 1), table[:, -1]
+    images = resized(np.round(pixels * (255 / 16)).astype(np.uint8), side)
     order = stratified_order(labels)
     images, labels = images[order], labels[order].astype(np.int32)
     return Dataset(
