@@ -17,11 +17,14 @@ import jax
 import pytest
 
 from configs import default
+from kln_jax.analysis.suites import SUITES
 from tests.processes import environment
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+# Read where they lie, not on the site.
+READMES = [ROOT / "README.md", ROOT / "results" / "README.md"]
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 # The first draws thousands of groups of points, the second trains a network.
 SLOW = {"conditional-test", "kernel"}
@@ -50,7 +53,7 @@ def _code(page, language):
 
 
 def _name(page):
-    return page.stem
+    return str(page.relative_to(ROOT).with_suffix(""))
 
 
 @pytest.mark.parametrize(
@@ -96,16 +99,19 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
         exec(block, namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=_name)
 def test_the_commands_of_a_page_name_what_exists(page):
-    for line in re.split(r"(?<!\\)\n", page.read_text()):
+    text = page.read_text()
+    for line in re.split(r"(?<!\\)\n", text):
         for name, variant in re.findall(r"--config=configs/(\w+)\.py:?(\w*)", line):
             module = importlib.import_module(f"configs.{name}")
             assert module.get_config(*filter(None, [variant]))
         keys = re.findall(r"--config\.(\w+)=", line)
         assert set(keys) - {"KEY"} <= set(default.get_config())
-        for name in re.findall(r"python -m (kln_jax[.\w]*)", line):
-            assert importlib.util.find_spec(name)
+    for name in re.findall(r"python -m\s+((?:kln_jax|benchmarks)[.\w]*)", text):
+        assert importlib.util.find_spec(name)
+    named = re.findall(r"analysis run (\w+)|for suite in ([\w ]+); do", text)
+    assert {name for names in named for name in " ".join(names).split()} <= {*SUITES}
 
 
 def _anchors(page):
@@ -116,7 +122,7 @@ def _anchors(page):
     return slugs | {f"key-{key}" for key in keys}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=_name)
+@pytest.mark.parametrize("page", [*PAGES, *READMES, *NOTEBOOKS], ids=_name)
 def test_the_links_of_a_page_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", _text(page)):
         if target.startswith("https://"):
@@ -127,8 +133,8 @@ def test_the_links_of_a_page_lead_somewhere(page):
             continue
         linked = page.parent / path if path else page
         assert linked.exists(), target
-        # The site has no other pages.
-        assert linked.suffix != ".md" or linked.resolve().parent == DOCS, target
+        if page not in READMES:  # The site has no other pages.
+            assert linked.suffix != ".md" or linked.resolve().parent == DOCS, target
         assert not anchor or anchor in _anchors(linked), target
 
 
@@ -141,6 +147,60 @@ def test_the_defaults_that_the_pages_state_are_the_defaults():
     config = default.get_config()
     for key, value in stated:
         assert config[key] == type(config[key])(value.strip('"')), key
+
+
+def _table(page, header):
+    """The rows of the table of a page that has this header."""
+    _, found = _text(page).split(f"| {' | '.join(header)} |\n", maxsplit=1)
+    rows = found[: found.index("\n\n")].splitlines()[1:]
+    return [[cell.strip() for cell in row[1:-1].split("|")] for row in rows]
+
+
+def _measured():
+    """The means and deviations of the report, by suite, data set and method."""
+    with (ROOT / "results" / "report.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["runs"]]
+    return {(row["suite"], row["data"], row["method"]): row["ours"] for row in rows}
+
+
+METHODS = {
+    "kernel on pixels": "identity",
+    "kernel on principal components": "PCA",
+    "kernel on an autoencoder": "autoencoder",
+    "KLN in bfloat16": "in bfloat16",
+    "cross-entropy and confidence": "cross-entropy",
+}
+
+
+def test_the_errors_of_the_digits_that_pages_state_are_those_of_the_report():
+    measured, suites = _measured(), ("ablations", "semi_ablations")
+    rows = _table(DOCS / "reproduce.md", ["method", "all labels", "100 labels"])
+    assert len(rows) == 11
+    for name, *errors in rows:
+        for suite, error in zip(suites, errors, strict=True):
+            method = suite, "digits", METHODS.get(name, name)
+            assert measured.get(method, "") == error, method
+    found = [measured[suite, "digits", "KLN"] for suite in suites]
+    for variant, error in zip(("", ":semi"), found, strict=True):
+        row = f"| `digits{variant}` | MNIST | not in the paper | {error} ("
+        assert row in _text(ROOT / "README.md")
+    header = f"test error, ours     {found[0]} %  {found[1]} %".replace("±", "+-")
+    assert header in (ROOT / "configs" / "digits.py").read_text()
+
+
+def test_the_errors_of_mnist_that_a_page_states_are_those_of_the_report():
+    measured = _measured()
+    rows = _table(DOCS / "reproduce.md", ["method", "here, reduced", "paper"])
+    assert len(rows) == 9
+    for name, error, _ in rows:
+        name, few, _ = name.partition(", 100 labels")
+        method = METHODS.get(name, name)
+        if ("table6", "mnist", method) in measured and name != "KLN":
+            # Which has accuracies.
+            mean, spread = measured["table6", "mnist", method].split(" ± ")
+            assert error == f"{100 - float(mean):.2f} ± {spread}"
+        else:
+            assert error == measured["table5" if few else "table1", "mnist", method]
 
 
 def test_the_errors_by_choice_that_a_page_states_are_those_of_the_report():
