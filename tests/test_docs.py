@@ -14,9 +14,12 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
+from benchmarks import calibration, precision
 from configs import default
+from kln_jax import cmmd
 from kln_jax.analysis.suites import SUITES
 from tests.processes import environment
 
@@ -228,3 +231,21 @@ def test_the_errors_by_choice_that_a_page_states_are_those_of_the_report():
         assert cells.split(" | ") == ranges, plane
         assert list(map(len, errors)) == [4, 4, 4, 4, 4, 5]
         assert runs[plane] == {3}
+
+
+def test_the_values_of_large_features_that_a_page_states_are_those_of_the_benchmark():
+    header = ["points", "largest error of a squared distance", "CMMD", "exact"]
+    rows = _table(DOCS / "numerics.md", header)
+    with jax.enable_x64(True):
+        for row, problem in zip(rows, precision.large().values(), strict=True):
+            # Those of float32 that are wrong differ between processors.
+            narrow = (array.astype(np.float32) for array in problem)
+            exact = cmmd(*(array.astype(np.float64) for array in narrow))
+            assert row[-1] == f"{exact:.3f}"
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.99])
+def test_the_range_of_a_level_that_a_page_states_is_that_of_chance(confidence):
+    low, high = calibration.interval(500, confidence)
+    stated = f"{low:.3f} to {high:.3f} in {100 * confidence:.0f} %"
+    assert stated in _text(DOCS / "conditional-test.md")
