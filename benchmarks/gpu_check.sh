@@ -3,6 +3,11 @@
 #   benchmarks/gpu_check.sh pack DATA_DIR           # with a network and Fashion-MNIST
 #   benchmarks/gpu_check.sh run OUT [--seconds=420]  # with the GPU; nothing is fetched
 set -euo pipefail
+# A path is as seen from where this is called.
+case ${2:--} in
+  -*) ;;
+  *) set -- "$1" "$(realpath -m -- "$2")" "${@:3}" ;;
+esac
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 if [ "${1:-}" = pack ]; then

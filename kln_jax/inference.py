@@ -18,7 +18,6 @@ from kln_jax import (
     objectives,
     rundir,
     steps,
-    training,
 )
 from kln_jax.networks import KLN
 from kln_jax.steps import TrainState
@@ -92,7 +91,7 @@ def load(workdir: str | pathlib.Path, *, best: bool = False) -> Trained:
     model = configuration.model(
         config, image_shape=image_shape, num_classes=len(class_names)
     )
-    state = training.restore(directory, config, model, image_shape, best=best)
+    state = rundir.restore(directory, config, model, image_shape, best=best)
     return Trained(
         config, class_names, image_shape, model, steps.without_optimizer(state)
     )

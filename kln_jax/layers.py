@@ -390,7 +390,6 @@ class Conv(nn.Module):
       padding: "SAME", "VALID" or ((top, bottom), (left, right)) in pixels.
       use_bias: Whether a bias is added.
       dtype: dtype of the computation; None takes that of the input and parameters.
-      kernel_init: Initialiser of the kernel.
     """
 
     features: int
@@ -399,7 +398,6 @@ class Conv(nn.Module):
     padding: Padding = "SAME"
     use_bias: bool = True
     dtype: DTypeLike | None = None
-    kernel_init: nn.initializers.Initializer = nn.linear.default_kernel_init
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -418,7 +416,6 @@ class ConvTranspose(nn.Module):
         input spread by ``strides``.
       use_bias: Whether a bias is added.
       dtype: dtype of the computation; None takes that of the input and parameters.
-      kernel_init: Initialiser of the kernel.
     """
 
     features: int
@@ -427,7 +424,6 @@ class ConvTranspose(nn.Module):
     padding: Padding = "SAME"
     use_bias: bool = True
     dtype: DTypeLike | None = None
-    kernel_init: nn.initializers.Initializer = nn.linear.default_kernel_init
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -439,7 +435,7 @@ def _apply(
     layer: Conv | ConvTranspose, function: Callable[..., Array], x: Array
 ) -> Array:
     shape = (*layer.kernel_size, x.shape[-1], layer.features)
-    kernel = layer.param("kernel", layer.kernel_init, shape)
+    kernel = layer.param("kernel", nn.linear.default_kernel_init, shape)
     x, kernel = promote_dtype(x, kernel, dtype=layer.dtype)
     y = function(x, kernel, strides=layer.strides, padding=layer.padding)
     if not layer.use_bias:

@@ -12,11 +12,13 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from kln_jax import datasets, files, parallel
-from kln_jax.configuration import validate
+from kln_jax import configuration, datasets, files, networks, parallel, steps
+from kln_jax.checkpoint import Checkpoints
+from kln_jax.steps import TrainState
 
 # Keys that say where a run computes, not what: a run may go on with others.
 WHEREABOUTS = (
@@ -258,7 +260,7 @@ def read_config(directory: pathlib.Path) -> ConfigDict:
     config = ConfigDict(files.read_json(directory / "config.json"))
     missing = next((key for key in _READ if key not in config), None)
     try:
-        validate(config)
+        configuration.validate(config)
     except (AttributeError, KeyError) as error:
         # More than the name: ml_collections says which key it resembles.
         missing, *_ = re.findall(r"\w+", str(error))
@@ -268,6 +270,47 @@ def read_config(directory: pathlib.Path) -> ConfigDict:
             f"has no {missing}."
         )
     return config
+
+
+def restore(
+    directory: pathlib.Path,
+    config: ConfigDict,
+    model: networks.KLN,
+    image_shape: tuple[int, int, int],
+    *,
+    best: bool,
+) -> TrainState:
+    """Reads the state of a run, of NumPy arrays.
+
+    Args:
+      directory: Its working directory.
+      config: Its configuration.
+      model: Its network.
+      image_shape: Height, width and channels of its images.
+      best: Whether to take the one with the smallest validation error.
+
+    Raises:
+      ValueError: If there is no such checkpoint, or it is of another layout.
+      CheckpointError: If the checkpoints are damaged.
+    """
+    channels = image_shape[-1]
+    like = jax.eval_shape(
+        lambda key: steps.init_state(
+            model,
+            # How long an epoch is changes nothing of the layout.
+            configuration.optimizer(config, steps_per_epoch=1),
+            key,
+            mean=np.zeros(channels),
+            std=np.ones(channels),
+            image_shape=image_shape,
+        ),
+        jax.random.key(config.seed),
+    )
+    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
+        restored = checkpoints.restore(like, best=best)
+    if restored is None:
+        raise ValueError(f"{directory} holds no checkpoint.")
+    return restored.state
 
 
 def labelled_rows(

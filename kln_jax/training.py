@@ -25,7 +25,6 @@ from kln_jax import (
     rundir,
     steps,
 )
-from kln_jax.checkpoint import Checkpoints
 from kln_jax.interruption import Interruption
 from kln_jax.loop import NOTHING_NEW, Ended, Training
 from kln_jax.program import make_model, make_program
@@ -239,49 +238,9 @@ def load_run(workdir: str | pathlib.Path, *, best: bool = False) -> Run:
     rundir.check_data(directory, data)
     labelled = rundir.labelled_rows(directory, config, data.train_labels)
     model = make_model(config, data)
-    state = restore(directory, config, model, data.train_images.shape[1:], best=best)
+    image_shape = data.train_images.shape[1:]
+    state = rundir.restore(directory, config, model, image_shape, best=best)
     return Run(config, data, labelled, model, state)
-
-
-def restore(
-    directory: pathlib.Path,
-    config: ConfigDict,
-    model: networks.KLN,
-    image_shape: tuple[int, int, int],
-    *,
-    best: bool,
-) -> TrainState:
-    """Reads the state of a run, of NumPy arrays.
-
-    Args:
-      directory: Its working directory.
-      config: Its configuration.
-      model: Its network.
-      image_shape: Height, width and channels of its images.
-      best: Whether to take the one with the smallest validation error.
-
-    Raises:
-      ValueError: If there is no such checkpoint, or it is of another layout.
-      CheckpointError: If the checkpoints are damaged.
-    """
-    channels = image_shape[-1]
-    like = jax.eval_shape(
-        lambda key: steps.init_state(
-            model,
-            # How long an epoch is changes nothing of the layout.
-            configuration.optimizer(config, steps_per_epoch=1),
-            key,
-            mean=np.zeros(channels),
-            std=np.ones(channels),
-            image_shape=image_shape,
-        ),
-        jax.random.key(config.seed),
-    )
-    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
-        restored = checkpoints.restore(like, best=best)
-    if restored is None:
-        raise ValueError(f"{directory} holds no checkpoint.")
-    return restored.state
 
 
 def _run_alone(

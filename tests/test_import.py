@@ -90,6 +90,17 @@ assert not loaded, loaded
     )
 
 
+def test_predicting_loads_nothing_that_trains():
+    _run(
+        """
+import sys
+import kln_jax.export, kln_jax.predict
+training = {"kln_jax.training", "kln_jax.loop", "tensorboardX", "tqdm", "sklearn"}
+assert not training & set(sys.modules), training & set(sys.modules)
+"""
+    )
+
+
 def test_library_works_with_jax_alone():
     _run(
         """

@@ -154,8 +154,7 @@ def test_same_parameters_as_linen(name, use_bias):
             def __call__(self, x):
                 layer = getattr(module, kind)
                 x = layer(3, **geometry, use_bias=use_bias)(x)
-                init = nn.initializers.normal(0.02)
-                return layer(2, **geometry, kernel_init=init)(x)
+                return layer(2, **geometry)(x)
 
         return Network()
 
