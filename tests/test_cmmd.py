@@ -21,11 +21,15 @@ from kln_jax import (
     cmmd,
     cmmd_from_grams,
     cmmd_nystroem,
+    cmmd_test,
     conditional_embedding,
     delta,
+    embeddings,
     gaussian_mixture,
     laplacian,
     linear,
+    mmd,
+    objectives,
     polynomial,
     squared_distances,
     weight_matrix,
@@ -616,6 +620,35 @@ def test_every_product_has_the_highest_precision(dtype):
                 for operand in equation.invars:
                     assert operand.aval.dtype == jnp.float32, equation
             assert "conv" not in equation.primitive.name.split("_"), equation
+
+
+OTHERS = {
+    "mmd": lambda x, y, key: mmd(x, x),
+    "nystroem": lambda x, y, key: cmmd_nystroem(x, y, x, y, num_landmarks=5, key=key),
+    "test": lambda x, y, key: cmmd_test(x, y, x, y, key=key, num_resamples=19),
+    "predict": lambda x, y, key: conditional_embedding(x, y).predict(x),
+    "distance": lambda x, y, key: conditional_embedding(x, y).distance(
+        conditional_embedding(x, y)
+    ),
+    "linear": lambda x, y, key: linear(x, x),
+    "polynomial": lambda x, y, key: polynomial(2)(x, x),
+    "project": lambda x, y, key: embeddings.project((x[0], x.T), x),
+    "diagnostics": lambda x, y, key: objectives.gram_diagnostics(
+        x, x, kernel=gaussian_mixture(), ridge=0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_product_beside_cmmd_has_the_highest_precision(name):
+    x, y, key = jnp.ones((6, 3)), jnp.ones((6, 2)), jax.random.key(0)
+    highest = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+    found = {
+        equation.params["precision"]
+        for equation in _equations(jax.make_jaxpr(OTHERS[name])(x, y, key).jaxpr)
+        if equation.primitive.name == "dot_general"
+    }
+    assert found == {highest}
 
 
 def test_products_are_found_in_the_jaxprs():

@@ -322,6 +322,7 @@ def test_a_config_trains_for_two_steps(name, variant, tmp_path, caplog):
     labelled = np.load(workdir / "labelled.npy", allow_pickle=False)
     assert len(labelled) == (10 if variant == "semi" else TRAIN)
     messages = [r.getMessage() for r in caplog.records if r.name == "kln_jax"]
+    assert messages[0].startswith("process 0 of 1, 8 local and 8 global devices, ")
     assert messages[1].startswith(f"data set {config.dataset}, version ")
     assert f": {TRAIN} train and " in messages[1]
     assert messages[2].startswith("train class counts: ")

@@ -1,12 +1,17 @@
-"""Configurations that no run can have."""
+"""Configurations that no run can have, and what others make."""
 
 import pathlib
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 from ml_collections import ConfigDict
 
 from configs import digits
-from kln_jax import configuration, training
+from kln_jax import configuration, optim, training
+from tests.small_run import config_of_digits
 
 
 @pytest.mark.parametrize(
@@ -90,3 +95,23 @@ def test_milestones_are_whole_epochs_in_ascending_order(milestones):
         ValueError, match=r"lr_milestones=.* must be whole epochs in asc"
     ):
         configuration.validate(config)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+@jax.numpy_dtype_promotion("standard")  # Which optax's Adam needs.
+def test_the_optimizer_has_the_settings_of_the_configuration(name):
+    settings = dict(momentum=0.8, b1=0.7, b2=0.6, weight_decay=0.1, clip_norm=0.5)
+    schedule = dict(learning_rate=0.3, lr_milestones=(2, 3), lr_decay=0.5)
+    config = config_of_digits(optimizer=name, warmup_steps=3, **schedule, **settings)
+    rate = optim.step_schedule(0.3, milestones=(4, 6), decay=0.5, warmup_steps=3)
+    ours = configuration.optimizer(config, steps_per_epoch=2)
+    trajectories = []
+    for optimizer in (ours, optim.optimizer(name, rate, **settings)):
+        params, trajectory = jnp.array([1.0, -2.0]), []
+        state = optimizer.init(params)
+        for i in range(8):
+            updates, state = optimizer.update(jnp.array([1.0, i]), state, params)
+            params = optax.apply_updates(params, updates)
+            trajectory.append(params)
+        trajectories.append(trajectory)
+    np.testing.assert_array_equal(*trajectories)

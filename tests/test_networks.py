@@ -1,11 +1,15 @@
+import functools
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
-from kln_jax import networks
+from kln_jax import layers, networks
 
-SHAPES = {"mnist": (28, 28, 1), "conv_large": (32, 32, 3)}
+SHAPES = {"mnist": (28, 28, 1), "mlp": (28, 28, 1), "conv_large": (32, 32, 3)}
 
 
 def _variables(model, image_shape):
@@ -98,15 +102,20 @@ def test_a_layer_has_one_channel_at_least(network):
     assert all(leaf.size for leaf in jax.tree.leaves(params))
 
 
-@pytest.mark.parametrize("network", SHAPES)
-def test_normalised_z_has_mean_zero_and_variance_one_in_training(network):
-    model = networks.build(
+def _normalised(network, **options):
+    return networks.build(
         network,
         image_shape=SHAPES[network],
         num_classes=3,
         width=0.05,
         normalise_z=True,
+        **options,
     )
+
+
+@pytest.mark.parametrize("network", SHAPES)
+def test_normalised_z_has_mean_zero_and_variance_one_in_training(network):
+    model = _normalised(network)
     variables = _variables(model, SHAPES[network])
     images = jax.random.uniform(jax.random.key(1), (16, *SHAPES[network]))
     apply = jax.jit(model.apply, static_argnames=("train", "mutable"))
@@ -126,18 +135,89 @@ def test_normalised_z_has_mean_zero_and_variance_one_in_training(network):
     assert np.abs(before - after).max() > 1e-3
 
 
-def test_batch_statistics_follow_with_a_tenth_and_are_used_in_evaluation():
-    model = networks.build("mnist", image_shape=(28, 28, 1), num_classes=3, width=0.05)
-    variables = _variables(model, (28, 28, 1))
-    images = jax.random.uniform(jax.random.key(1), (8, 28, 28, 1))
-    apply = jax.jit(model.apply, static_argnames=("train", "mutable"))
-    _, updated = apply(variables, images, train=True, mutable=("batch_stats",))
-    var = updated["batch_stats"]["encoder"]["_Normalised_2"]["BatchNorm_0"]["var"]
-    # 0.9 of the initial 1, and a tenth of this batch's.
-    assert ((var > 0.9) & (var < 1.0)).any()
-    before = apply(variables, images).z
-    after = apply({**variables, **updated}, images).z
-    assert np.abs(before - after).max() > 1e-3
+def _of_the_batch(model, variables, images, positions):
+    """The running statistics after a batch."""
+    _, updated = model.apply(
+        variables,
+        images,
+        positions,
+        train=True,
+        mutable=["batch_stats"],
+        rngs={"dropout": jax.random.key(2)},
+    )
+    return updated
+
+
+@pytest.mark.parametrize("network", SHAPES)
+def test_running_statistics_keep_nine_tenths(network):
+    model = _normalised(network)
+    variables = _variables(model, SHAPES[network])
+    images = jax.random.uniform(jax.random.key(1), (8, *SHAPES[network]))
+    follow = jax.jit(lambda old: _of_the_batch(model, old, images, jnp.arange(8)))
+    once = follow(variables)
+    twice = follow({**variables, **once})
+    # From 0, a tenth of the batch's mean, and then a tenth and nine tenths of that.
+    (once, twice), checked = map(jax.tree_util.tree_leaves_with_path, (once, twice)), 0
+    for (path, first), (_, second) in zip(once, twice, strict=True):
+        if path[-1].key == "mean":
+            np.testing.assert_allclose(second, 1.9 * first, rtol=1e-5, atol=1e-6)
+            checked += 1
+    assert checked > 3
+
+
+@pytest.mark.parametrize("network", SHAPES)
+def test_batch_statistics_are_those_of_all_devices(network):
+    alone, shared = _normalised(network), _normalised(network, axis_name="i")
+    variables = _variables(alone, SHAPES[network])
+    images = jax.random.uniform(jax.random.key(1), (8, *SHAPES[network]))
+    images *= jnp.arange(1.0, 9.0).reshape(8, 1, 1, 1) / 8  # No two shards are alike.
+    positions = jnp.arange(8)
+    expected = jax.jit(functools.partial(_of_the_batch, alone, variables))(
+        images, positions
+    )
+    found = jax.pmap(
+        functools.partial(_of_the_batch, shared, variables),
+        "i",
+        devices=jax.devices()[:2],
+    )(images.reshape(2, 4, *SHAPES[network]), positions.reshape(2, 4))
+    for device in range(2):
+        own = jax.tree.map(lambda leaf, i=device: leaf[i], found)
+        chex.assert_trees_all_close(own, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        ("mnist", ["ReLU 0.2"] * 4 + ["ReLU 0.0"] * 3),
+        ("mlp", ["ReLU 0.0"] * 4),
+        (
+            "conv_large",
+            [*["ReLU 0.1"] * 3, "dropout 0.5"] * 2
+            + ["ReLU 0.1"] * 3
+            + ["ReLU 0.0"] * 3,
+        ),
+    ],
+)
+def test_slopes_and_rates_are_as_documented(network, expected, monkeypatch):
+    found, leaky_relu = [], nn.leaky_relu
+
+    def relu(x, slope):
+        found.append(f"ReLU {slope}")
+        return leaky_relu(x, slope)
+
+    def note(call, arguments, keywords, context):
+        if (
+            isinstance(context.module, layers.Dropout)
+            and context.method_name[:2] == "__"
+        ):
+            found.append(f"dropout {context.module.rate}")
+        return call(*arguments, **keywords)
+
+    monkeypatch.setattr(nn, "leaky_relu", relu)
+    model = networks.build(network, image_shape=SHAPES[network], num_classes=3)
+    with nn.intercept_methods(note):
+        jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((2, *SHAPES[network])))
+    assert found == expected
 
 
 def test_dropout_masks_belong_to_positions():

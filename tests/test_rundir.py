@@ -159,6 +159,17 @@ def test_without_a_workdir_a_fresh_one_is_made(tmp_path, monkeypatch, capsys):
     assert all(name.startswith("digits-supervised-") for name in names)
 
 
+def test_the_labelled_images_do_not_depend_on_the_seed_of_the_model():
+    labels = np.arange(200) % 10
+
+    def rows(**changes):
+        config = _config(num_labels=20, **changes)
+        return rundir.labelled_rows(None, config, labels)
+
+    np.testing.assert_array_equal(rows(seed=1), rows(seed=2))
+    assert (rows(split_seed=1) != rows(split_seed=2)).any()
+
+
 @pytest.mark.parametrize("key", digits.get_config().keys())
 def test_a_run_without_a_key_is_said_to_be_of_another_version(key, workdir):
     written = json.loads((workdir / "config.json").read_text())

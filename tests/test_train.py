@@ -1,5 +1,7 @@
 """The command line, in processes of its own."""
 
+import json
+import re
 import subprocess
 import sys
 
@@ -142,6 +144,95 @@ def test_a_run_ends_with_its_error_and_place(tmp_path):
     assert "of 360 images) after 1 epochs" in error
     assert place == f"Everything lies in runs/{workdir.name}."
     assert (workdir / "result.json").exists()
+
+
+def test_a_run_that_diverges_is_one_line(tmp_path):
+    done = _train(
+        DIGITS,
+        "--config.network=mlp",
+        "--config.width=0.05",
+        "--config.latent_dim=8",
+        "--config.divergence_bound=1",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert re.match(r"train\.py: error: cmmd is \S+ at step 0 \(pivots", line)
+    (reason,) = tmp_path.glob("runs/*/diverged.json")
+    assert json.loads(reason.read_text()) in line
+
+
+ENDS = """
+import sys
+import train
+from kln_jax import checkpoint, datasets, interruption, parallel, training
+
+train._parse_flags(["train.py", "--config=" + sys.argv[1]])
+for error in (
+    ValueError("one\\ntwo"),
+    datasets.DatasetError("one\\ntwo"),
+    OSError("full"),
+    checkpoint.CheckpointError("damaged"),
+    training.DivergenceError("diverged"),
+    parallel.LostProcessError("lost"),
+    interruption.Interrupted("stopped"),
+    RuntimeError("of ours"),
+):
+    def fail(*_, **__):
+        raise error
+
+    training.train_and_evaluate = fail
+    try:
+        train.main(["train.py"])
+    except SystemExit as end:
+        print("status", end.code, file=sys.stderr)
+"""
+
+
+def test_every_end_has_its_status_and_its_line():
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, DIGITS.removeprefix("--config=")],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said, traceback = done.stderr.split("Traceback")
+    assert said.splitlines() == [
+        "train.py: error: one two",
+        "status 1",
+        "train.py: error: one",  # A list of files keeps its lines.
+        "two",
+        "status 1",
+        "train.py: error: full",
+        "status 1",
+        "train.py: error: damaged",
+        "status 1",
+        "train.py: error: diverged",
+        "status 1",
+        "train.py: error: lost",
+        "status 75",
+        "stopped",
+        "status 75",
+    ]
+    # What is no error of the user's is not hidden.
+    assert traceback.splitlines()[-2:] == ["RuntimeError: of ours", "status 1"]
+
+
+def test_each_image_that_cannot_be_used_is_a_line(tmp_path):
+    for name in ("a", "b"):
+        folder = tmp_path / "data" / "train" / name
+        folder.mkdir(parents=True)
+        (folder / "1.png").write_text("no image")
+    config = f"--config={ROOT / 'configs' / 'own_images.py'}"
+    done = _train(config, f"--config.data_dir={tmp_path / 'data'}", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    first, *lines = done.stderr.splitlines()[-3:]
+    assert first.startswith("train.py: error: 2 files or folders")
+    assert ["cannot identify" in line for line in lines] == [True, True]
 
 
 def test_too_little_memory_is_one_line(tmp_path):

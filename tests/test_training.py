@@ -132,6 +132,34 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
     _assert_same_run(tmp_path, again, workdir, result)
 
 
+def test_a_run_goes_on_with_its_time(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    config = _config(network="mlp", checkpoint_every=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics, "show", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            training.train_and_evaluate(config, str(tmp_path))
+    (line,) = metrics.read_metrics(tmp_path)
+    line["wall_seconds"] = 1000.0
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    result = training.train_and_evaluate(config, str(tmp_path))
+    assert 1000.0 < result["wall_seconds"] < 2000.0
+
+
+@jax.numpy_dtype_promotion("standard")  # Which linen's BatchNorm needs for bfloat16.
+def test_a_network_in_bfloat16_is_trained_with_an_objective_in_float32(tmp_path):
+    config = _config(network="mlp", dtype="bfloat16")
+    training.train_and_evaluate(config, str(tmp_path))
+    first, last = metrics.read_metrics(tmp_path)
+    assert last["loss"] < first["loss"]
+    assert 0.0999 < last["pivot_smallest"] < last["pivot_largest"] < 1.1001
+    state = training.load_run(tmp_path).state
+    leaves = jax.tree.leaves((state.params, state.batch_stats))
+    assert {leaf.dtype.name for leaf in leaves} == {"float32"}
+
+
 @pytest.mark.parametrize("calls", [1, 4])
 def test_a_run_that_stops_inside_an_epoch_goes_on_bit_for_bit(
     calls, finished, tmp_path, monkeypatch
@@ -429,6 +457,7 @@ def test_a_directory_without_a_run_is_named(tmp_path):
 
 def test_forced_devices_have_threads_wherever_training_starts(monkeypatch):
     monkeypatch.delenv("NPROC")
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     config = _config()
     config.batch_size = 41
     with pytest.raises(ValueError, match="does not divide over 8 devices"):
