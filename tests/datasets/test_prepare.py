@@ -90,6 +90,9 @@ def fake_tensorflow(monkeypatch):
     fake.config = types.SimpleNamespace(
         set_visible_devices=lambda devices, kind: hidden.append((devices, kind))
     )
+    # What tfds asks for, unless an earlier test had it look at the same types.
+    fake.__version__ = "2.19.0"
+    fake.dtypes = types.SimpleNamespace(DType=type("DType", (), {}))
     monkeypatch.setitem(sys.modules, "tensorflow", fake)
     _pretend_tensorflow(monkeypatch, True)
     monkeypatch.setattr(_prepare, "_reaches", lambda _: True)
