@@ -51,10 +51,16 @@ def cloud(seed: int, features: int) -> Problem:
     return x, np.eye(2)[(x[:, 0] > 0) * 1], other, np.eye(2)[(other[:, 0] > 1) * 1]
 
 
+def in_both(problem: Problem) -> tuple[Problem, Problem]:
+    """Returns a problem in float32, and the same numbers in float64."""
+    narrow = tuple(array.astype(np.float32) for array in problem)
+    return narrow, tuple(array.astype(np.float64) for array in narrow)
+
+
 def error(problem: Problem, ridge: float, *, landmarks: int = 0) -> float:
     """Returns the relative error in float32, with landmarks or without."""
-    narrow = [array.astype(np.float32) for array in problem]
-    exact = cmmd(*(array.astype(np.float64) for array in narrow), ridge=ridge)
+    narrow, wide = in_both(problem)
+    exact = cmmd(*wide, ridge=ridge)
     if landmarks:
         key = jax.random.key(0)
         value = cmmd_nystroem(*narrow, num_landmarks=landmarks, key=key, ridge=ridge)
@@ -73,8 +79,7 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     print(f"{'points':16}{'distances off by':>18}{'CMMD':>10}{'exact':>10}\n")
     for name, problem in large().items():
-        narrow = [array.astype(np.float32) for array in problem]
-        wide = [array.astype(np.float64) for array in narrow]
+        narrow, wide = in_both(problem)
         found, exact = (squared_distances(*sets[::2]) for sets in (narrow, wide))
         off = np.abs(found - exact).max()
         print(f"{name:16}{off:>18.1g}{cmmd(*narrow):>10.3f}{cmmd(*wide):>10.3f}")

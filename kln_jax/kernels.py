@@ -538,8 +538,9 @@ def gaussian_mixture(
     References:
       Section 4 of arXiv 2008.10165.
     """
-    one = isinstance(bandwidths, str) or getattr(bandwidths, "ndim", 1) == 0
-    if one or not isinstance(bandwidths, Iterable):
+    # What is Iterable by its type alone: a string, and an array that is one number.
+    is_single = isinstance(bandwidths, str) or getattr(bandwidths, "ndim", 1) == 0
+    if is_single or not isinstance(bandwidths, Iterable):
         raise ValueError(
             f"The bandwidths are {bandwidths!r}, but must be a sequence of variances, "
             "such as (1, 3, 5, 7, 9)."

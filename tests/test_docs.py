@@ -1,4 +1,4 @@
-"""The pages and notebooks of docs/: what they show runs, and what they name exists.
+"""The pages, notebooks and READMEs: what they show runs, and what they name exists.
 
 The site itself is built by ``make docs``, where a warning is an error.
 """
@@ -14,7 +14,6 @@ import subprocess
 import sys
 
 import jax
-import numpy as np
 import pytest
 
 from benchmarks import calibration, precision
@@ -90,9 +89,14 @@ def test_a_notebook_holds_no_output(notebook):
         assert (cell["outputs"], cell["execution_count"]) == ([], None)
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if _code(page, "python")], ids=_name
-)
+WITH_CODE = [page for page in [*PAGES, *READMES] if _code(page, "python")]
+
+
+def test_there_is_code_in_the_readme():
+    assert ROOT / "README.md" in WITH_CODE
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=_name)
 @jax.numpy_dtype_promotion("standard")  # As a reader has them.
 @jax.numpy_rank_promotion("allow")
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
@@ -159,11 +163,16 @@ def _table(page, header):
     return [[cell.strip() for cell in row[1:-1].split("|")] for row in rows]
 
 
+@functools.cache
+def _report():
+    """The rows of the report that have runs."""
+    with (ROOT / "results" / "report.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row["runs"]]
+
+
 def _measured():
     """The means and deviations of the report, by suite, data set and method."""
-    with (ROOT / "results" / "report.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["runs"]]
-    return {(row["suite"], row["data"], row["method"]): row["ours"] for row in rows}
+    return {(r["suite"], r["data"], r["method"]): r["ours"] for r in _report()}
 
 
 METHODS = {
@@ -214,15 +223,14 @@ def test_the_errors_by_choice_that_a_page_states_are_those_of_the_report():
     )
     assert len(stated) >= 15
     found, runs = {}, {}
-    with (ROOT / "results" / "report.csv").open() as file:
-        for row in csv.DictReader(file):
-            if re.fullmatch(r"ridge .* labels, sum", row["method"]) and row["runs"]:
-                ridge, choice, label_kernel, _ = row["method"].split(", ")
-                plane = row["suite"], row["data"], label_kernel.split()[0]
-                choice = "ridge 1" if ridge == "ridge 1" else choice
-                errors = found.setdefault(plane, {}).setdefault(choice, [])
-                errors.append(float(row["ours"].split()[0]))
-                runs.setdefault(plane, set()).add(int(row["runs"]))
+    for row in _report():
+        if re.fullmatch(r"ridge .* labels, sum", row["method"]):
+            ridge, choice, label_kernel, _ = row["method"].split(", ")
+            plane = row["suite"], row["data"], label_kernel.split()[0]
+            choice = "ridge 1" if ridge == "ridge 1" else choice
+            errors = found.setdefault(plane, {}).setdefault(choice, [])
+            errors.append(float(row["ours"].split()[0]))
+            runs.setdefault(plane, set()).add(int(row["runs"]))
     choices = "none", "warm-up", "clipping", "both", "normalised Z", "ridge 1"
     for suite, data, label_kernel, cells in stated:
         plane = suite, data, label_kernel
@@ -239,9 +247,8 @@ def test_the_values_of_large_features_that_a_page_states_are_those_of_the_benchm
     with jax.enable_x64(True):
         for row, problem in zip(rows, precision.large().values(), strict=True):
             # Those of float32 that are wrong differ between processors.
-            narrow = (array.astype(np.float32) for array in problem)
-            exact = cmmd(*(array.astype(np.float64) for array in narrow))
-            assert row[-1] == f"{exact:.3f}"
+            _, wide = precision.in_both(problem)
+            assert row[-1] == f"{cmmd(*wide):.3f}"
 
 
 @pytest.mark.parametrize("confidence", [0.95, 0.99])

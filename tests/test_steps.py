@@ -73,7 +73,7 @@ def _train(
     optimizer=None,
     objective=OBJECTIVE,
     shared_batch=False,
-    shared_rows=None,
+    shared_rows=False,
     **options,
 ):
     """Returns a function (state, data, key, steps to make) -> (state, history)."""
@@ -99,7 +99,7 @@ def _train(
         steps.make_epoch_rows(
             batch_size=BATCH,
             steps_per_epoch=STEPS,
-            shared_batch=shared_batch if shared_rows is None else shared_rows,
+            shared_batch=shared_batch or shared_rows,
         )
     )
     train = over_devices(steps.make_train_steps(step, steps_per_epoch=STEPS))

@@ -11,8 +11,12 @@ from tests.processes import DIGITS, ROOT, environment
 
 
 def _train(*arguments, cwd, before=()):
+    return _run(*before, sys.executable, str(ROOT / "train.py"), *arguments, cwd=cwd)
+
+
+def _run(*command, cwd):
     return subprocess.run(
-        [*before, sys.executable, str(ROOT / "train.py"), *arguments],
+        command,
         cwd=cwd,
         env=environment(),
         capture_output=True,
@@ -191,14 +195,8 @@ for error in (
 
 
 def test_every_end_has_its_status_and_its_line():
-    done = subprocess.run(
-        [sys.executable, "-c", ENDS, DIGITS.removeprefix("--config=")],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    config = DIGITS.removeprefix("--config=")
+    done = _run(sys.executable, "-c", ENDS, config, cwd=ROOT)
     said, traceback = done.stderr.split("Traceback")
     assert said.splitlines() == [
         "train.py: error: one two",
