@@ -94,7 +94,7 @@ def test_predicting_loads_nothing_that_trains():
     _run(
         """
 import sys
-import kln_jax.export, kln_jax.predict
+import kln_jax.export, kln_jax.inference, kln_jax.predict
 training = {"kln_jax.training", "kln_jax.loop", "tensorboardX", "tqdm", "sklearn"}
 assert not training & set(sys.modules), training & set(sys.modules)
 """

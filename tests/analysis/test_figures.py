@@ -45,6 +45,13 @@ def test_overview_shows_both_kernels_and_the_images(run, tmp_path):
     assert (tmp_path / "overview.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("variant", ["ce", "identity"])
+def test_a_kernel_that_no_loss_acts_on_is_not_called_learned(run, variant):
+    other = run._replace(config=digits.get_config(variant))
+    titles = [axes.get_title() for axes in figures.overview(other, num_images=40).axes]
+    assert titles[1] == "kernel on Z"
+
+
 def test_kernel_histogram_counts_each_pair_once():
     axes = Figure().subplots()
     gram = np.array([[1.0, 0.91, 0.11], [0.91, 1.0, 0.21], [0.11, 0.21, 1.0]])
