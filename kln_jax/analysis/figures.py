@@ -259,11 +259,11 @@ def label_plainly(axis: Axis) -> None:
 
 
 def sweep(values: Mapping[str, Sequence[float | None]], title: str) -> Figure:
-    """Shows test errors against the values of a key, with their standard deviation.
+    """Shows test errors against the values of a weight, with their standard deviation.
 
     Args:
-      values: Of each value of the key the errors of its runs in percent, None for
-        those that diverged.
+      values: Of each weight the errors of its runs in percent, None for those that
+        diverged.
       title: What is shown.
     """
     made = [[e for e in errors if e is not None] for errors in values.values()]
@@ -275,7 +275,7 @@ def sweep(values: Mapping[str, Sequence[float | None]], title: str) -> Figure:
         # One step a value: they are in equal ratios, but for zero.
         axes.errorbar(range(len(values)), means, spreads, marker="o", capsize=3)
         axes.set_xticks(range(len(values)), list(values))
-        axes.set(ylabel="test error, %", title=title, ylim=(0, None))
+        axes.set(xlabel="weight", ylabel="test error, %", title=title, ylim=(0, None))
     return figure
 
 

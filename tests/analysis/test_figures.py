@@ -230,6 +230,7 @@ def test_a_sweep_has_means_and_standard_deviations():
     lengths = [np.ptp(segment[:, 1]) for segment in bars.get_segments()]
     np.testing.assert_allclose(lengths, [2 * np.sqrt(2), 0])
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "0.1"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("weight", "test error, %")
 
 
 def test_a_sweep_shows_those_that_did_not_diverge():
