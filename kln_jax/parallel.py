@@ -89,7 +89,7 @@ def join_processes(
             shutdown_timeout_seconds=_HEARTBEAT_SECONDS,
         )
     except (ValueError, TypeError, RuntimeError) as error:
-        if place == "TPU" and "coordinator_address" in str(error):
+        if place == "TPU" and re.search("coordinator.address", str(error)):
             return  # One machine of its own.
         raise ValueError(
             f"The processes of {place} cannot be joined: {error} Give "
@@ -261,9 +261,14 @@ def replicate(tree: Any, *, axis_name: str) -> Any:
     Returns:
       The same arrays, on all devices.
     """
-    mesh = jax.make_mesh(
-        (jax.device_count(),), (axis_name,), (jax.sharding.AxisType.Auto,)
-    )
+    # In the order of pmap, for which other arrays would be laid out anew. That of
+    # jax.make_mesh is another on TPU, and it refuses GPUs of several machines.
+    devices = [
+        device
+        for process in range(jax.process_count())
+        for device in jax.local_devices(process)
+    ]
+    mesh = jax.sharding.Mesh(np.array(devices), (axis_name,))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)

@@ -55,6 +55,17 @@ def test_replicate_puts_everything_on_every_device():
     assert len(x.sharding.device_set) == 8
 
 
+def test_replicate_has_the_order_of_the_mapped_function(monkeypatch):
+    def refuses(*given):  # As it does the GPUs of several machines.
+        raise ValueError("`jax.make_mesh` does not support multi-slice topologies.")
+
+    monkeypatch.setattr(jax, "make_mesh", refuses)
+    x = parallel.replicate(jnp.arange(3), axis_name="i")
+    y = parallel.data_parallel(lambda x: x + 1, axis_name="i")(x)
+    orders = [array.sharding.mesh.devices.tolist() for array in (x, y)]
+    assert orders == [jax.devices()] * 2
+
+
 def test_a_mapped_function_is_compiled_once_for_its_own_results():
     traces = []
 
