@@ -294,6 +294,8 @@ def make_train_step(
         # Of NaN both comparisons are false.
         healthy = (jnp.abs(loss) <= bound) & (norm <= bound)
         healthy &= jnp.isfinite(loss) & jnp.isfinite(norm)
+        # Devices may round otherwise, but must stop together: they wait for each other.
+        healthy = lax.pmin(healthy.astype(jnp.int32), AXIS) > 0
         metrics |= {f"gradient_norm_{part}": value for part, value in norms.items()}
         metrics |= {"gradient_norm": norm, "healthy": healthy}
         metrics |= lax.cond(

@@ -10,7 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import digits
-from kln_jax import configuration, optim, training
+from kln_jax import configuration, embeddings, optim, training
 from tests.small_run import config_of_digits
 
 
@@ -95,6 +95,19 @@ def test_milestones_are_whole_epochs_in_ascending_order(milestones):
         ValueError, match=r"lr_milestones=.* must be whole epochs in asc"
     ):
         configuration.validate(config)
+
+
+def test_the_kernel_acts_on_what_the_configuration_names():
+    def embed(name):
+        return configuration.embed(config_of_digits(kernel_on=name), "the network")
+
+    assert embed("z") is None
+    assert (embed("pixels"), embed("pca")) == (embeddings.pixels, embeddings.project)
+    encode = embed("autoencoder")
+    assert (encode.func, encode.keywords) == (
+        embeddings.encode,
+        {"model": "the network"},
+    )
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])

@@ -10,7 +10,17 @@ import optax
 import pytest
 from jax import lax
 
-from kln_jax import augment, kernels, networks, objectives, optim, parallel, steps
+from configs import digits
+from kln_jax import (
+    augment,
+    configuration,
+    kernels,
+    networks,
+    objectives,
+    optim,
+    parallel,
+    steps,
+)
 
 KERNEL = kernels.gaussian_mixture()
 BATCH, CLASSES, STEPS = 16, 3, 5
@@ -370,6 +380,16 @@ def test_a_loss_beyond_the_bound_is_not_healthy(sign):
     assert int(state.step) == 0
 
 
+def test_devices_agree_on_whether_a_step_is_healthy():
+    def objective(batch):
+        loss, terms = OBJECTIVE(batch)
+        return jnp.where(lax.axis_index(steps.AXIS) == 1, 1e6, loss), terms
+
+    train = _train(devices=4, objective=objective, bound=1e5)
+    state, metrics = train(_state(), _data(), KEY, 1)
+    assert (int(state.step), bool(metrics["healthy"][0])) == (0, False)
+
+
 def test_the_last_step_of_an_epoch_is_diagnosed():
     _, metrics = _train("mnist", 1)(_state(), _data(), KEY)
     for name in ("pivot_smallest", "pivot_largest", "median_squared_distance"):
@@ -394,6 +414,31 @@ def test_a_shared_batch_is_two_equal_ones_at_the_cost_of_one(devices, is_fixed):
     assert set(counts) == ({BATCH // devices} if is_fixed else set())
     twice = train(shared_batch=False)(state, data, KEY)
     chex.assert_trees_all_close(once, twice, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_of_cgmmn_there_is_one_gram_matrix(devices):
+    config = digits.get_config("cgmmn")
+    kernel, _ = configuration.kernels(config)
+
+    def objective(batch):
+        loss, terms = OBJECTIVE(batch)
+        s, t = batch.features_s, batch.features_t
+        grams = {"K_s": kernel(s, s), "K_t": kernel(t, t), "K_ts": kernel(t, s)}
+        return loss, {**terms, **grams, "features": s}
+
+    _, metrics = _train(
+        devices=devices,
+        objective=objective,
+        shared_batch=config.pairing == "shared",
+        embed=configuration.embed(config, _model()),
+    )(_state(), _data(), KEY, 1)
+    K_s, K_t, K_ts = (metrics[name][0] for name in ("K_s", "K_t", "K_ts"))
+    np.testing.assert_array_equal(K_t, K_s)
+    np.testing.assert_array_equal(K_ts, K_s)
+    _, _, _, rows, _ = _first_step()
+    pixels = np.float32(_data().images[rows]).reshape(BATCH, -1) / 255
+    np.testing.assert_allclose(metrics["features"][0], pixels, rtol=1e-6)
 
 
 @pytest.mark.parametrize("devices", [1, 4])

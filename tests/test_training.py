@@ -360,6 +360,7 @@ def test_a_signal_may_end_it_while_components_are_fitted(monkeypatch):
             inside.append("left")
 
     def fit(images, count):
+        assert images is data.train_images
         inside.append("fitted")
         return np.zeros(4), np.zeros((4, count))
 
