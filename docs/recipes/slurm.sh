@@ -16,15 +16,22 @@ config=${1:-configs/svhn.py}
 # One directory for the job and all its restarts, on a file system that all nodes share.
 workdir=${WORKDIR:-runs/slurm-$SLURM_JOB_ID}
 
-# One process a GPU; their number must divide batch_size, the n of the estimator.
-srun --kill-on-bad-exit=1 python train.py \
+# One process a GPU, each of which sees all GPUs of its node and takes that of its number
+# there; together they must divide batch_size, the n of the estimator. The first to end
+# must not kill those that still save, and srun does not take the cores from sbatch.
+srun --kill-on-bad-exit=0 --cpus-per-task="$SLURM_CPUS_PER_TASK" python train.py \
   --config="$config" --config.platform=gpu \
   --config.checkpoint_every_steps=200 --workdir="$workdir"
 status=$?
 
-# 75: it was asked to stop and has saved, or has lost a node. Up to 20 times it goes on:
-# srun gives the highest status, so that of a task with an error, 1, is not seen.
-if [ "$status" -eq 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; then
-  scontrol requeue "$SLURM_JOB_ID"
-fi
+# 75: it was asked to stop and has saved, or has lost a node, where JAX may abort instead,
+# 134; 143: it was asked to stop before it listened. Up to 20 times it goes on: srun gives
+# the highest status, so that of a task with an error, 1, is not seen.
+case $status in
+  75 | 134 | 143)
+    if [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; then
+      scontrol requeue "$SLURM_JOB_ID"
+    fi
+    ;;
+esac
 exit "$status"
