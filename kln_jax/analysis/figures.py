@@ -31,7 +31,7 @@ from kln_jax.cmmd import weight_matrix
 from kln_jax.networks import Outputs
 from kln_jax.training import Run
 
-# One look for all figures: colours that the colour-blind can tell apart.
+# One look for all figures.
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -40,6 +40,7 @@ STYLE: dict[Any, Any] = {
     "savefig.dpi": 160,
     "figure.facecolor": "white",
 }
+# Which the colour-blind can tell apart.
 SAME, DIFFERENT = "#0072b2", "#d55e00"
 
 # Compiled once for all figures of a network that take as many images.
@@ -128,12 +129,13 @@ def heatmaps(run: Run, *, num_images: int = 100) -> Figure:
     mixed = some_rows(len(labels), num_images)
     mixed = mixed[np.argsort(labels[mixed], kind="stable")]
     single = np.flatnonzero(labels == labels[0])[:num_images]
+    of_single = f"class {run.data.class_names[labels[0]]}"
     kernel, _ = configuration.kernels(run.config)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.6, 5.6), layout="constrained")
         for column, (rows, which) in zip(
             figure.subplots(2, 2).T,
-            ((mixed, "all classes, sorted"), (single, "one class")),
+            ((mixed, "all classes, sorted"), (single, of_single)),
             strict=True,
         ):
             x, z = _pixels(images[rows]), embed(run, images[rows]).z
@@ -145,7 +147,9 @@ def heatmaps(run: Run, *, num_images: int = 100) -> Figure:
                 # The diagonal outshines the rest.
                 bound = np.quantile(np.abs(H - np.diag(np.diag(H))), 0.99)
                 image = axes.imshow(H, cmap="RdBu_r", vmin=-bound, vmax=bound)
-                axes.set_title(f"H on {name}, {which}")
+                # The name of a class is no formula.
+                axes.set_title(f"H on {name}, {which}", parse_math=False)
+                axes.set(xlabel="image", ylabel="image")
                 figure.colorbar(image, ax=axes, shrink=0.8)
     return figure
 
@@ -238,7 +242,12 @@ def curves(errors: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figur
                 alpha=0.15,
                 linewidth=0,
             )
-        axes.set(yscale="log", xlabel="epoch", ylabel="test error, %", title=title)
+        axes.set(
+            yscale="log",
+            xlabel="epoch",
+            ylabel="test error, %: mean, range",
+            title=title,
+        )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         label_plainly(axes.yaxis)
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -275,7 +284,12 @@ def sweep(values: Mapping[str, Sequence[float | None]], title: str) -> Figure:
         # One step a value: they are in equal ratios, but for zero.
         axes.errorbar(range(len(values)), means, spreads, marker="o", capsize=3)
         axes.set_xticks(range(len(values)), list(values))
-        axes.set(xlabel="weight", ylabel="test error, %", title=title, ylim=(0, None))
+        axes.set(
+            xlabel="weight",
+            ylabel="test error, %: mean ± sd",
+            title=title,
+            ylim=(0, None),
+        )
     return figure
 
 

@@ -6,6 +6,7 @@ import functools
 import itertools
 import logging
 import pathlib
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     drawn = sorted((out / "figures").glob("*.png"))
     pictures = [path.relative_to(out) for path in drawn]
     for suffix, text in (
-        ("md", _markdown(shown, found, pictures)),
+        ("md", _markdown(shown, records, found, pictures)),
         ("csv", tables.comma_separated(found)),
         ("tex", tables.latex(found)),
     ):
@@ -87,8 +88,38 @@ def _others(records: Sequence[Record]) -> Suite:
     return Suite("Runs of no suite", "error", (), tuple(entries.values()))
 
 
+def _commands(name: str, suite: Suite, records: Sequence[Record]) -> list[str]:
+    """Returns what makes the runs of a suite that there are, or else all of it."""
+    every = [entry.name for entry in suite.entries if entry.variant]
+    made: dict[tuple[str, ...], list[str]] = {}
+    for config_name in dict.fromkeys(record.config_name for record in records):
+        if suite.is_of_one_set and config_name not in suite.datasets:
+            continue
+        for entry in suite.entries:
+            for group in runs.alike(runs.matching(records, config_name, entry)):
+                first, count = group[0], 1 + max(record.seed for record in group)
+                options = {
+                    f"--datasets {config_name}": (config_name,) != suite.datasets,
+                    f"--epochs={first.epochs}": first.epochs != first.all_epochs,
+                    "--allow_partial_data": first.partial_data,
+                    f"--seeds={count}": count != suite.seeds,
+                }
+                given = tuple(
+                    option for option, is_given in options.items() if is_given
+                )
+                made.setdefault(given, []).append(entry.name)
+    lines = []
+    for given, methods in (made or {(): every}).items():
+        line = ["python -m kln_jax.analysis run", name, "--out=DIR", *given]
+        if set(methods) != set(every):
+            line += ["--methods", *map(shlex.quote, dict.fromkeys(methods))]
+        lines.append(" ".join(line))
+    return lines
+
+
 def _markdown(
     shown: Mapping[str, Suite],
+    records: Sequence[Record],
     found: Mapping[str, list[dict[str, str]]],
     pictures: Sequence[pathlib.Path],
 ) -> str:
@@ -97,18 +128,18 @@ def _markdown(
         "Mean ± standard deviation over seeds. *Last ten epochs* has the median of the "
         "values after each of them, of runs that have as many; nothing is chosen by "
         "the test set. Runs of other epochs, or on a part of the data, say so, and "
-        "have no difference to the paper.\n"
+        "have no difference to the paper. Above each table are the commands of its "
+        "runs, which take `--data_dir` for prepared data.\n"
     ]
     for name, suite in shown.items():
         if not found[name]:
             continue
-        sources = [tables.QUANTITIES[suite.quantity].text]
+        parts = [f"## {suite.title}", tables.markdown(found[name])]
         if name in SUITES:
-            sources.insert(0, f"`python -m kln_jax.analysis run {name} --out=DIR`")
-        sections.append(
-            f"## {suite.title}\n\n{'; '.join(sources)}.\n\n"
-            f"{tables.markdown(found[name])}"
-        )
+            lines = "\n".join(_commands(name, suite, records))
+            parts.insert(1, f"```sh\n{lines}\n```")
+        parts.insert(-1, f"{tables.QUANTITIES[suite.quantity].text}.")
+        sections.append("\n\n".join(parts))
     sections.append("## Figures\n")
     sections += [f"![{path.stem}]({path})\n" for path in pictures]
     return "\n".join(sections)
@@ -160,6 +191,9 @@ def _of_a_suite(
         for mark in dict.fromkeys(itertools.chain(*marks.values()))
         if suite.figure == "grid" or all(mark in of_one for of_one in marks.values())
     ]
+    counts = sorted({len(group) for group in groups.values() if group})
+    common.append(" to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))))
+    common[-1] += " seed" + "s" * (counts[-1] > 1)
     found = {}
     for method, group in groups.items():
         label = method

@@ -119,8 +119,12 @@ def _supervised(dataset: str, title: str, *more: Entry) -> Suite:
     return Suite(f"{title}, all labels", "error", (dataset,), entries, paper)
 
 
-def _sweep(key: str, values: tuple[float, ...], base: Entry, title: str) -> Suite:
-    entries = tuple(Entry(f"{v:g}", base.variant, ((key, v),)) for v in values)
+def _sweep(
+    key: str, values: tuple[float, ...], base: Entry, without: str, title: str
+) -> Suite:
+    """Returns the suite of a weight: 0, which is a variant, and other values."""
+    others = tuple(Entry(f"{v:g}", base.variant, ((key, v),)) for v in values)
+    entries = (Entry("0", without), *others)
     return Suite(title, "error", _IN_TURN[:3], entries, figure="sweep")
 
 
@@ -196,20 +200,23 @@ SUITES: dict[str, Suite] = {
     ),
     "beta": _sweep(
         "reconstruction_weight",
-        (0.0, 0.001, 0.01, 0.1, 1.0, 10.0),
+        (0.001, 0.01, 0.1, 1.0, 10.0),
         KLN,
+        "no_reconstruction",
         "Weight of the reconstruction, beta, all labels",
     ),
     "beta1": _sweep(
         "reconstruction_weight",
-        (0.0, 0.01, 0.1, 1.0, 10.0),
+        (0.01, 0.1, 1.0, 10.0),
         _SEMI,
+        "semi_no_reconstruction",
         "Weight of the reconstruction, beta 1, few labels",
     ),
     "beta2": _sweep(
         "confidence_weight",
-        (0.0, 0.01, 0.1, 1.0, 10.0),
+        (0.01, 0.1, 1.0, 10.0),
         _SEMI,
+        "semi_no_confidence",
         "Weight of the confidence, beta 2, few labels",
     ),
     "histograms": Suite(

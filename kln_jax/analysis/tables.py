@@ -56,7 +56,9 @@ QUANTITIES = {
         lambda record: None if record.late_error is None else 100.0 - record.late_error,
     ),
     "seconds": Quantity(
-        "seconds an epoch", operator.attrgetter("epoch_seconds"), lambda record: None
+        "median seconds of an epoch, with whatever else the machine did",
+        operator.attrgetter("epoch_seconds"),
+        lambda record: None,
     ),
 }
 

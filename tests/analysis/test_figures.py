@@ -119,9 +119,10 @@ def test_heat_maps_are_of_the_weight_matrix_of_all_classes_and_of_one(run):
     inverse = np.linalg.inv(K + 0.1 * np.eye(30))
     H = shown["H on raw pixels, all classes, sorted"].get_array()
     np.testing.assert_allclose(H, inverse @ K @ inverse, atol=1e-4)
-    single = shown["H on raw pixels, one class"].get_array()
+    of_single = f"class {run.data.class_names[labels[0]]}"
+    single = shown[f"H on raw pixels, {of_single}"].get_array()
     assert len(single) == min(30, (labels == labels[0]).sum())
-    assert {"H on Z, all classes, sorted", "H on Z, one class"} <= shown.keys()
+    assert {"H on Z, all classes, sorted", f"H on Z, {of_single}"} <= shown.keys()
 
 
 def test_a_map_has_each_image_in_the_colour_of_its_class(run):
@@ -230,7 +231,10 @@ def test_a_sweep_has_means_and_standard_deviations():
     lengths = [np.ptp(segment[:, 1]) for segment in bars.get_segments()]
     np.testing.assert_allclose(lengths, [2 * np.sqrt(2), 0])
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "0.1"]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("weight", "test error, %")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (
+        "weight",
+        "test error, %: mean ± sd",
+    )
 
 
 def test_a_sweep_shows_those_that_did_not_diverge():

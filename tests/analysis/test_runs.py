@@ -363,12 +363,21 @@ def test_a_report_says_what_was_reduced_and_what_was_not_measured(
     (row,) = re.findall(r"^\| digits \| diverges \| .*", text, re.MULTILINE)
     assert "| 1 | 3 | 3 of 12 epochs; 1 diverged |" in row
     assert "| mnist | KLN | 0.39 | not measured |" in text
+    run = "python -m kln_jax.analysis run"
+    of_small = f"{run} small --out=DIR --epochs=3"
+    commands = [
+        f"{of_small} --seeds=2 --methods KLN 'KLN once more'",
+        f"{of_small} --methods diverges",
+    ]
+    listed = "\n".join(["```sh", *commands, "```", "", "test error, %."])
+    assert listed in text
+    assert f"```sh\n{run} table5 --out=DIR\n```" in text
     for name in names:
         assert f"({name})" in text
     assert "Runs of no suite" not in text
     draw = dict(report._figures(runs.read(out)))
     (axes,) = draw["digits-small"]().axes
-    assert axes.get_title() == "digits: A small one\n3 of 12 epochs"
+    assert axes.get_title() == "digits: A small one\n3 of 12 epochs, 1 to 2 seeds"
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         "KLN",
         "KLN once more",
@@ -396,7 +405,7 @@ def test_a_figure_has_runs_that_are_alike_and_says_which(figure, copied):
         "KLN",
         "ridge 1\n3 of 12 epochs\n1 diverged",
     ]
-    assert axes.get_title() == "title"
+    assert axes.get_title() == "title\n1 to 2 seeds"
 
 
 def test_a_sweep_compares_methods_by_the_seeds_that_all_have(copied):
