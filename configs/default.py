@@ -70,7 +70,8 @@ def get_config() -> ml_collections.ConfigDict:
     # Kernel on labels: "linear", or "gaussian", a mixture of these variances.
     config.label_kernel = "linear"
     config.label_bandwidths = (1.0, 3.0, 5.0, 7.0, 9.0)
-    # The paper's lambda, which it does not give. Up to 0.1 is safe with clip_norm.
+    # The paper's lambda, which it does not give. With clip_norm values from 0.0001 to 0.1
+    # differ less than seeds do; at 1 the kernel separates little.
     config.ridge = 0.1
     # Whether batch t has images of its own ("independent") or those of s ("shared").
     config.pairing = "independent"
@@ -127,8 +128,8 @@ def get_config() -> ml_collections.ConfigDict:
     # times at most.
     config.on_nonfinite = "stop"
     config.max_skipped_steps = 10
-    # Largest loss, and norm of the gradient before clipping. The first norms on MNIST
-    # are 75 to 114.
+    # Largest loss, and norm of the gradient before clipping. The first norms are 75 to
+    # 349 on the network for MNIST, and 2,336 on the deeper one with ridge 0.001.
     config.divergence_bound = 1e6
     # "cpu", "gpu", "tpu", or "" for the best there is.
     config.platform = ""
