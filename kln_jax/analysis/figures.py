@@ -58,7 +58,8 @@ def save(figure: Figure, path: pathlib.Path) -> None:
       OSError: If it cannot be written; it names the file.
     """
     content = io.BytesIO()
-    figure.savefig(content, format="png")
+    with mpl.rc_context(STYLE):
+        figure.savefig(content, format="png")
     files.write_whole(path, content.getvalue())
 
 

@@ -224,8 +224,8 @@ def _of_shared_seeds(
 
 def _of_a_run(draw: Callable[[Run], Figure], run: Run, record: Record) -> Figure:
     figure = draw(run)
-    if reduced := tables.reductions(record):
-        figure.suptitle(", ".join(reduced))
+    title = "\n".join([record.config_name, ", ".join(tables.reductions(record))])
+    figure.suptitle(title.strip(), fontsize=9)
     return figure
 
 

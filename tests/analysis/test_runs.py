@@ -383,7 +383,23 @@ def test_a_report_says_what_was_reduced_and_what_was_not_measured(
         "KLN once more",
         "diverges\n1 diverged",
     ]
-    assert draw["digits-map"]().get_suptitle() == "3 of 12 epochs"
+    assert draw["digits-map"]().get_suptitle() == "digits\n3 of 12 epochs"
+
+
+def test_what_a_run_is_fits_above_the_narrowest_figure(copied):
+    (record,) = runs.read(copied)
+    record = record._replace(partial_data=True, data="6667 images to train")
+    record = record._replace(config_name="mnist", all_epochs=150)
+
+    def draw(run):
+        return Figure(figsize=(4.2, 3.2), layout="constrained")
+
+    figure = report._of_a_run(draw, None, record)
+    figure.draw_without_rendering()
+    (title,) = figure.texts
+    edges = title.get_window_extent().extents
+    assert (edges >= 0).all()
+    assert (edges[2:] <= figure.bbox.extents[2:]).all()
 
 
 @pytest.mark.parametrize("figure", ["curves", "sweep"])
