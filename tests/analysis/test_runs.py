@@ -377,7 +377,7 @@ def test_a_report_says_what_was_reduced_and_what_was_not_measured(
     assert "Runs of no suite" not in text
     draw = dict(report._figures(runs.read(out)))
     (axes,) = draw["digits-small"]().axes
-    assert axes.get_title() == "digits: A small one\n3 of 12 epochs, 1 to 2 seeds"
+    assert axes.get_title() == "digits: A small one\n3 of 12 epochs, 1 seed"
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         "KLN",
         "KLN once more",
