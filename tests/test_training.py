@@ -365,7 +365,8 @@ def test_a_signal_may_end_it_while_components_are_fitted(monkeypatch):
         return np.zeros(4), np.zeros((4, count))
 
     monkeypatch.setattr(training.embeddings, "principal_components", fit)
-    data = datasets.Dataset("a", "", *[np.zeros((2, 2, 2, 1)), np.zeros(2)] * 2, ("0",))
+    train, other = ((np.zeros((2, 2, 2, 1)), np.zeros(2)) for _ in range(2))
+    data = datasets.Dataset("a", "", *train, *other, ("0",))
     config = _config(kernel_on="pca")
     training._embedding(config, data, np.arange(2), None, Stop())
     assert inside == ["entered", "fitted", "left"]

@@ -97,17 +97,7 @@ def _commands(name: str, suite: Suite, records: Sequence[Record]) -> list[str]:
             continue
         for entry in suite.entries:
             for group in runs.alike(runs.matching(records, config_name, entry)):
-                first, count = group[0], 1 + max(record.seed for record in group)
-                options = {
-                    f"--datasets {config_name}": (config_name,) != suite.datasets,
-                    f"--epochs={first.epochs}": first.epochs != first.all_epochs,
-                    "--allow_partial_data": first.partial_data,
-                    f"--seeds={count}": count != suite.seeds,
-                }
-                given = tuple(
-                    option for option, is_given in options.items() if is_given
-                )
-                made.setdefault(given, []).append(entry.name)
+                made.setdefault(_options(suite, group), []).append(entry.name)
     lines = []
     for given, methods in (made or {(): every}).items():
         line = ["python -m kln_jax.analysis run", name, "--out=DIR", *given]
@@ -115,6 +105,18 @@ def _commands(name: str, suite: Suite, records: Sequence[Record]) -> list[str]:
             line += ["--methods", *map(shlex.quote, dict.fromkeys(methods))]
         lines.append(" ".join(line))
     return lines
+
+
+def _options(suite: Suite, group: Sequence[Record]) -> tuple[str, ...]:
+    """Returns in what runs that are alike depart from those of their suite."""
+    first, count = group[0], 1 + max(record.seed for record in group)
+    options = {
+        f"--datasets {first.config_name}": (first.config_name,) != suite.datasets,
+        f"--epochs={first.epochs}": first.epochs != first.all_epochs,
+        "--allow_partial_data": first.partial_data,
+        f"--seeds={count}": count != suite.seeds,
+    }
+    return tuple(option for option, is_given in options.items() if is_given)
 
 
 def _markdown(
@@ -191,9 +193,10 @@ def _of_a_suite(
         for mark in dict.fromkeys(itertools.chain(*marks.values()))
         if suite.figure == "grid" or all(mark in of_one for of_one in marks.values())
     ]
-    counts = sorted({len(group) for group in groups.values() if group})
-    common.append(" to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))))
-    common[-1] += " seed" + "s" * (counts[-1] > 1)
+    counts = [len(group) for group in groups.values() if group]
+    fewest, most = min(counts), max(counts)
+    number = f"{fewest} to {most}" if fewest < most else f"{most}"
+    common.append(f"{number} seed{'s' * (most > 1)}")
     found = {}
     for method, group in groups.items():
         label = method
@@ -202,7 +205,7 @@ def _of_a_suite(
             own = [mark for mark in tables.marks(group) if mark not in common]
             label = "\n".join([method, *own])
         found[label] = of_runs(group)
-    return draw(found, "\n".join([title, ", ".join(common)]).strip())
+    return draw(found, f"{title}\n{', '.join(common)}".strip())
 
 
 def _of_shared_seeds(
