@@ -1,5 +1,7 @@
 """The suites: that they can be run, and hold the paper's numbers."""
 
+import re
+
 import pytest
 
 from kln_jax.analysis import runs, tables
@@ -70,6 +72,14 @@ def test_the_methods_of_a_study_differ_from_each_other(name):
         config.update(dict(entry.changes))
         seen.add(config.to_json_best_effort(sort_keys=True))
     assert len(seen) == len(SUITES[name].entries)
+
+
+def test_the_ablations_are_all_variants_of_a_configuration():
+    with pytest.raises(ValueError, match="must be one of") as caught:
+        runs.configuration("digits", "?")
+    variants = set(re.findall(r"'(\w+)'", str(caught.value)))
+    suites = SUITES["ablations"], SUITES["semi_ablations"]
+    assert {e.variant for suite in suites for e in suite.entries} == variants
 
 
 def test_a_grid_has_each_combination_once_by_the_names_of_its_axes():
