@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,7 @@ from ml_collections import ConfigDict
 
 from configs import digits
 from kln_jax import augment, cmmd, datasets, kernels, networks, objectives, optim
-from kln_jax.analysis.figures import STYLE
+from kln_jax.analysis import figures
 
 _AS_PRINTED = dict(ridge=1e-3, clip_norm=0.0)
 CHOICES: dict[str, dict[str, Any]] = {
@@ -170,11 +171,11 @@ def main() -> None:
             print(f"{number:4}", *cells, flush=True)
         found[choice] = history
     if arguments.figure:
-        _figure(found).savefig(arguments.figure)
+        figures.save(_figure(found), pathlib.Path(arguments.figure))
 
 
 def _figure(found: dict[str, dict[str, np.ndarray]]) -> Figure:
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(figures.STYLE):
         figure = Figure(figsize=(9.0, 2.9), layout="constrained")
         panels = figure.subplots(1, 3)
         for choice, history in found.items():

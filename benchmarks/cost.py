@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import pathlib
 import statistics
 import time
 
@@ -19,7 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kln_jax import cmmd, gaussian_mixture, parallel
-from kln_jax.analysis.figures import STYLE, label_plainly
+from kln_jax.analysis import figures
 
 SIZES = (50, 100, 200, 500, 1000, 2000, 4000)
 CLASSES = (2, 10, 100, 1000)
@@ -59,7 +60,8 @@ def main() -> None:
     exponents = np.diff(np.log(list(by_size.values()))) / np.diff(np.log(list(by_size)))
     print(f"exponent of n at the end: {exponents[-1]:.2f}")
     if arguments.figure:
-        _figure(by_size, by_classes, exponents[-1]).savefig(arguments.figure)
+        figure = _figure(by_size, by_classes, exponents[-1])
+        figures.save(figure, pathlib.Path(arguments.figure))
 
 
 def _row(n: int, classes: int, rounds: int) -> float:
@@ -71,7 +73,7 @@ def _row(n: int, classes: int, rounds: int) -> float:
 def _figure(
     by_size: dict[int, float], by_classes: dict[int, float], exponent: float
 ) -> Figure:
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(figures.STYLE):
         figure = Figure(figsize=(7.2, 2.8), layout="constrained")
         left, right = figure.subplots(1, 2)
         left.loglog(list(by_size), [1e3 * s for s in by_size.values()], "o-")
@@ -82,7 +84,7 @@ def _figure(
         )
         right.loglog(list(by_classes), [1e3 * s for s in by_classes.values()], "o-")
         right.set(xlabel="classes, n = 500", ylabel="ms, value and gradient")
-        label_plainly(right.yaxis)
+        figures.label_plainly(right.yaxis)
     return figure
 
 

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -166,7 +167,7 @@ def main() -> None:
             flush=True,
         )
     print(f"The exact value's Gram matrix alone: {gram_mib(LARGE):.0f} MiB")
-    draw(results).savefig(arguments.figure)
+    figures.save(draw(results), pathlib.Path(arguments.figure))
 
 
 if __name__ == "__main__":
