@@ -61,8 +61,8 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     pictures = [path.relative_to(out) for path in drawn]
     for suffix, text in (
         ("md", _markdown(shown, records, found, pictures)),
-        ("csv", tables.comma_separated(found)),
-        ("tex", tables.latex(found)),
+        ("csv", tables.comma_separated(shown, found)),
+        ("tex", tables.latex(shown, found)),
     ):
         path = out / f"report.{suffix}"
         files.write_whole(path, text.encode())
@@ -185,14 +185,8 @@ def _of_a_suite(
     draw, of_runs = _OF_A_SUITE[suite.figure]
     if suite.figure != "grid":
         groups = _of_shared_seeds(groups)
-    marks = {
-        method: tables.reductions(group[0]) for method, group in groups.items() if group
-    }
-    common = [
-        mark
-        for mark in dict.fromkeys(itertools.chain(*marks.values()))
-        if suite.figure == "grid" or all(mark in of_one for of_one in marks.values())
-    ]
+    marks = [tables.reductions(group[0]) for group in groups.values() if group]
+    common = [mark for mark in marks[0] if all(mark in of_one for of_one in marks)]
     counts = [len(group) for group in groups.values() if group]
     fewest, most = min(counts), max(counts)
     number = f"{fewest} to {most}" if fewest < most else f"{most}"
@@ -200,7 +194,7 @@ def _of_a_suite(
     found = {}
     for method, group in groups.items():
         label = method
-        # The cells of a grid have no room, and say by themselves what diverged.
+        # The cells of a grid, whose names are places, say by themselves what diverged.
         if suite.figure != "grid":
             own = [mark for mark in tables.marks(group) if mark not in common]
             label = "\n".join([method, *own])
@@ -245,17 +239,21 @@ def _most_complete(records: Sequence[Record]) -> list[Record]:
 def _groups(
     suite: Suite, records: Sequence[Record], config_name: str
 ) -> dict[str, list[Record]]:
-    """Returns the runs of each method, the fullest ones that are alike."""
-    groups: dict[str, list[Record]] = {}
-    for entry in suite.entries:
-        if not entry.variant:
-            continue
-        of_entry = runs.matching(records, config_name, entry)
-        if of_entry:
-            groups[entry.name] = runs.alike(of_entry)[0]
-        elif suite.figure == "grid":  # Which shows what is missing.
-            groups[entry.name] = []
-    return groups
+    """Returns the runs of each method, the fullest ones that are alike.
+
+    All runs of a grid are alike, as most are; a method that has none such is empty.
+    """
+    found = {
+        entry.name: runs.matching(records, config_name, entry)
+        for entry in suite.entries
+        if entry.variant
+    }
+    if suite.figure != "grid":
+        return {name: runs.alike(group)[0] for name, group in found.items() if group}
+    # A cell has no room to say what its runs are, but shows that it has none.
+    groups = runs.alike(itertools.chain(*found.values()))
+    shown = max(groups, key=len, default=[])
+    return {name: [r for r in group if r in shown] for name, group in found.items()}
 
 
 def _errors(records: Sequence[Record]) -> list[float | None]:

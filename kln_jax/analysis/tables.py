@@ -26,6 +26,8 @@ HEADER = (
     "remarks",
 )
 
+# The numbers of `ours`: columns of the CSV alone.
+_NUMBERS = ("mean", "standard deviation")
 
 _NOT_MEASURED = {"ours": "not measured"}
 
@@ -64,7 +66,7 @@ QUANTITIES = {
 
 
 def rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, str]]:
-    """Returns the rows of a suite's table, of the keys of `HEADER`.
+    """Returns the rows of a suite's table, of the keys of `HEADER` and the numbers.
 
     A row has the runs of one method on one data set of one length. Runs of other
     epochs, or on a part of the data, say so, and have no difference to the paper.
@@ -103,7 +105,7 @@ def rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, str]]:
 
 def _row(config_name: str, entry: Entry, paper: Value) -> dict[str, str]:
     known = {"data": config_name, "method": entry.name, "paper": _shown(paper)}
-    return dict.fromkeys(HEADER, "") | known
+    return dict.fromkeys((*HEADER, *_NUMBERS), "") | known
 
 
 def _ours(
@@ -127,6 +129,7 @@ def _ours(
         "runs": str(len(records)),
         "epochs": str(first.epochs),
         "remarks": "; ".join(remarks),
+        **dict(zip(_NUMBERS, map("{:.4f}".format, last), strict=False)),
     }
 
 
@@ -174,33 +177,56 @@ def markdown(table: Sequence[Mapping[str, str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def latex(found: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
-    """Returns the rows of suites as LaTeX tables; they need the package booktabs."""
-    special = str.maketrans(
-        {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "±": r"$\pm$"}
-    )
+def latex(
+    shown: Mapping[str, Suite], found: Mapping[str, Sequence[Mapping[str, str]]]
+) -> str:
+    """Returns the rows of suites as LaTeX tables, which may be longer than a page.
+
+    They need the packages booktabs and longtable.
+
+    Args:
+      shown: The suites.
+      found: The rows of each.
+    """
+    special = str.maketrans({sign: rf"\{sign}" for sign in "%_&#${}"} | {"±": r"$\pm$"})
+    head = [r"\toprule", rf"{' & '.join(HEADER)} \\", r"\midrule"]
     parts = []
     for name, table in found.items():
+        if not table:
+            continue
+        caption = f"{shown[name].title} ({QUANTITIES[shown[name].quantity].text})"
         cells = ([row[key].translate(special) for key in HEADER] for row in table)
         lines = [
             f"% {name}",
-            rf"\begin{{tabular}}{{ll{'r' * (len(HEADER) - 3)}l}}",
-            r"\toprule",
-            rf"{' & '.join(HEADER)} \\",
-            r"\midrule",
-            *(rf"{' & '.join(row)} \\" for row in cells),
+            rf"\begin{{longtable}}{{ll{'r' * (len(HEADER) - 3)}l}}",
+            rf"\caption{{{caption.translate(special)}}} \\",
+            *head,
+            r"\endfirsthead",
+            *head,
+            r"\endhead",
             r"\bottomrule",
-            r"\end{tabular}",
+            r"\endfoot",
+            *(rf"{' & '.join(row)} \\" for row in cells),
+            r"\end{longtable}",
         ]
         parts.append("".join(f"{line}\n" for line in lines))
     return "\n".join(parts)
 
 
-def comma_separated(found: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
-    """Returns the rows of suites as CSV, with a header."""
+def comma_separated(
+    shown: Mapping[str, Suite], found: Mapping[str, Sequence[Mapping[str, str]]]
+) -> str:
+    """Returns the rows of suites as CSV, with a header.
+
+    Args:
+      shown: The suites.
+      found: The rows of each.
+    """
     content = io.StringIO()
-    writer = csv.DictWriter(content, ("suite", *HEADER), lineterminator="\n")
+    columns = ("suite", *HEADER, "quantity", *_NUMBERS)
+    writer = csv.DictWriter(content, columns, lineterminator="\n")
     writer.writeheader()
     for name, table in found.items():
-        writer.writerows({"suite": name, **row} for row in table)
+        of_suite = {"suite": name, "quantity": QUANTITIES[shown[name].quantity].text}
+        writer.writerows({**of_suite, **row} for row in table)
     return content.getvalue()

@@ -424,6 +424,35 @@ def test_a_figure_has_runs_that_are_alike_and_says_which(figure, copied):
     assert axes.get_title() == "title\n1 to 2 seeds"
 
 
+def test_a_grid_has_runs_that_are_alike_alone(copied):
+    (record,) = runs.read(copied)
+    changes = [(*SMALL, ("ridge", ridge)) for ridge in (1.0, 2.0, 3.0)]
+    names = [f"ridge {i}, none, mean" for i in (1, 2, 3)]
+    entries = [
+        Entry(name, "supervised", of_entry)
+        for name, of_entry in zip(names, changes, strict=True)
+    ]
+    suite = SUITE._replace(figure="grid", entries=tuple(entries))
+    first, second, third = (
+        record._replace(changes=tuple(sorted(of_entry))) for of_entry in changes
+    )
+    other = second._replace(seed=0)
+    longer = [run._replace(epochs=6, error=80.0) for run in (first, third)]
+    part = [run._replace(partial_data=True) for run in (second, third)]
+    shown = {names[0]: [first], names[1]: [second, other], names[2]: []}
+    groups = report._groups(
+        suite, [*longer, first, second, other, *part], record.config_name
+    )
+    assert groups == shown
+    figure = report._of_a_suite(suite, groups, "title")
+    assert figure.get_suptitle() == "title\n3 of 12 epochs, 1 to 2 seeds"
+    assert len(figure.axes[0].texts) == 2
+    assert not any("80" in text.get_text() for text in figure.axes[0].texts)
+    # Of as many, the fullest.
+    groups = report._groups(suite, [first, *part, *longer], record.config_name)
+    assert groups == {names[0]: longer[:1], names[1]: [], names[2]: longer[1:]}
+
+
 def test_a_sweep_compares_methods_by_the_seeds_that_all_have(copied):
     (record,) = runs.read(copied)
     suite = SUITE._replace(figure="sweep")

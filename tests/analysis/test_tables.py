@@ -3,12 +3,13 @@
 import csv
 import io
 import pathlib
+import re
 
 import pytest
 
 from kln_jax.analysis import tables
 from kln_jax.analysis.runs import Record
-from kln_jax.analysis.suites import SUITES
+from kln_jax.analysis.suites import SUITES, Entry, Suite
 
 
 def _record(error, seed=0, **changes):
@@ -48,6 +49,8 @@ def test_full_runs_stand_beside_the_paper():
         "runs": "2",
         "epochs": "150",
         "remarks": "1 x cpu",
+        "mean": "0.5000",
+        "standard deviation": "0.1414",
     }
 
 
@@ -165,12 +168,71 @@ def test_accuracy_and_seconds_are_of_the_same_runs():
 def test_three_forms_have_the_same_cells():
     rows = tables.rows(SUITES["table1"], [_record(0.4), _record(0.6, seed=1)])
     kln = next(row for row in rows if row["method"] == "KLN")
-    assert f"| {' | '.join(kln.values())} |\n" in tables.markdown(rows)
+    cells = [kln[name] for name in tables.HEADER]
+    assert f"| {' | '.join(cells)} |\n" in tables.markdown(rows)
     assert all(line.count("|") == 10 for line in tables.markdown(rows).splitlines())
-    read = list(csv.DictReader(io.StringIO(tables.comma_separated({"table1": rows}))))
-    assert {"suite": "table1", **kln} in read
+    read = _read_csv({"table1": rows})
+    assert {"suite": "table1", "quantity": "test error, %", **kln} in read
     assert len(read) == len(rows)
-    latex = tables.latex({"table1": rows})
+    latex = tables.latex(SUITES, {"table1": rows})
     assert r"mnist & KLN & 0.39 & 0.50 $\pm$ 0.14 & +0.11 & " in latex
-    assert latex.count(r"\\") == len(rows) + 1
-    assert latex.count("{tabular}") == 2
+    # The caption, the header of the first page and that of each other one.
+    assert latex.count(r"\\") == len(rows) + 3
+    assert latex.count("{longtable}") == 2
+
+
+def _read_csv(found):
+    return list(csv.DictReader(io.StringIO(tables.comma_separated(SUITES, found))))
+
+
+@pytest.mark.parametrize(
+    ("suite", "quantity", "single", "both"),
+    [
+        ("table1", "test error, %", "0.4000", ("0.5000", "0.1414")),
+        ("table6", "test accuracy, %", "99.6000", ("99.5000", "0.1414")),
+        ("table7", "median seconds of an epoch", "30.0000", ("30.5000", "0.7071")),
+    ],
+)
+def test_a_csv_has_numbers_and_says_of_what(suite, quantity, single, both):
+    def numbers(records):
+        rows = tables.rows(SUITES[suite], records)
+        read = _read_csv({suite: rows})
+        assert all(row["quantity"].startswith(quantity) for row in read)
+        (row,) = (r for r in read if (r["data"], r["method"]) == ("mnist", "KLN"))
+        return row["mean"], row["standard deviation"]
+
+    records = [_record(0.4), _record(0.6, seed=1)]
+    assert numbers(records) == both
+    assert numbers(records[:1]) == (single, "")
+    assert numbers([_record(None, epoch_seconds=None)]) == ("", "")
+    assert numbers([]) == ("", "")
+
+
+def test_a_latex_table_says_of_what_it_is_and_goes_over_pages():
+    rows = tables.rows(SUITES["table6"], [_record(0.4)])
+    latex = tables.latex(SUITES, {"others": [], "table6": rows})
+    header = [rf"{' & '.join(tables.HEADER)} \\", r"\midrule"]
+    assert latex.splitlines()[:12] == [
+        "% table6",
+        r"\begin{longtable}{llrrrrrrl}",
+        r"\caption{The kernel on fixed embeddings, and on Z (test accuracy, \%)} \\",
+        r"\toprule",
+        *header,
+        r"\endfirsthead",
+        r"\toprule",
+        *header,
+        r"\endhead",
+        r"\bottomrule",
+    ]
+    assert latex.splitlines()[12] == r"\endfoot"
+
+
+def test_no_sign_is_one_of_latex():
+    signs = "% _ & # $ { } ±"
+    suite = Suite(signs, "error", ("mnist",), (Entry(signs, "supervised"),))
+    rows = tables.rows(suite, [_record(0.4)])
+    latex = tables.latex({"others": suite}, {"others": rows})
+    escaped = r"\% \_ \& \# \$ \{ \} $\pm$"
+    assert rf"\caption{{{escaped} (test error, \%)}}" in latex
+    (cells,) = re.findall("^mnist & .*", latex, re.MULTILINE)
+    assert cells.startswith(f"mnist & {escaped} &  & 0.40 & ")
