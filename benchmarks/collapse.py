@@ -186,8 +186,8 @@ def _figure(found: dict[str, dict[str, np.ndarray]]) -> Figure:
                 axes.plot(np.maximum(history[name], 1e-4), label=choice)
         titles = (
             "gradient of the parameters\nthrough the kernel, norm",
-            "kernel between different\nimages, mean",
-            "gradient by the logits,\nnorm (0.0001: none)",
+            "kernel between different\nimages, mean (0.0001: or less)",
+            "gradient by the logits,\nnorm (0.0001: or less)",
         )
         for axes, title in zip(panels, titles, strict=True):
             axes.set(yscale="log", xlabel="steps", title=title)

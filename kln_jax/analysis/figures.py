@@ -43,6 +43,10 @@ STYLE: dict[Any, Any] = {
 # Which the colour-blind can tell apart.
 SAME, DIFFERENT = "#0072b2", "#d55e00"
 
+# From the least to the largest error, in percent, that the colours of a grid tell
+# apart: one scale for all of them.
+_GRID_ERRORS = (0.5, 100.0)
+
 # Compiled once for all figures of a network that take as many images.
 _predict = jax.jit(steps.predict, static_argnums=0)
 
@@ -122,6 +126,8 @@ def histograms(run: Run, *, num_images: int = 1000) -> Figure:
 def heatmaps(run: Run, *, num_images: int = 100) -> Figure:
     """Shows the weight matrix H of images of all classes, and of one class alone.
 
+    Each panel has colours of its own, as its title says: entries differ in size.
+
     Args:
       run: A run read back.
       num_images: How many evaluation images each, sorted by class.
@@ -148,10 +154,11 @@ def heatmaps(run: Run, *, num_images: int = 100) -> Figure:
                 # The diagonal outshines the rest.
                 bound = np.quantile(np.abs(H - np.diag(np.diag(H))), 0.99)
                 image = axes.imshow(H, cmap="RdBu_r", vmin=-bound, vmax=bound)
+                title = f"H on {name}, {which}\ncolours to ±{bound:.2g}"
                 # The name of a class is no formula.
-                axes.set_title(f"H on {name}, {which}", parse_math=False)
+                axes.set_title(title, parse_math=False)
                 axes.set(xlabel="image", ylabel="image")
-                figure.colorbar(image, ax=axes, shrink=0.8)
+                figure.colorbar(image, ax=axes, shrink=0.8, extend="both")
     return figure
 
 
@@ -218,7 +225,7 @@ def latent_map(run: Run, *, num_images: int = 1000) -> Figure:
 
 
 def curves(errors: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figure:
-    """Shows test errors by epoch: means over seeds, and from the least to the largest.
+    """Shows test errors by epoch: means over seeds, of up to five methods with ranges.
 
     Args:
       errors: Of each method its runs: errors in percent after each epoch. A method
@@ -227,6 +234,7 @@ def curves(errors: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figur
     """
     above_zero = [e for runs in errors.values() for run in runs for e in run if e > 0]
     least = min(above_zero, default=1.0)
+    has_ranges = len(errors) <= 5  # More lie upon each other.
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.4), layout="constrained")
         axes = figure.subplots()
@@ -234,19 +242,22 @@ def curves(errors: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figur
             # Zero has no logarithm: it lies at the lower edge.
             stack = np.maximum(np.stack(runs) if runs else np.empty((1, 0)), least / 2)
             epochs = np.arange(1, stack.shape[1] + 1)
-            (line,) = axes.plot(epochs, stack.mean(axis=0), label=name)
-            axes.fill_between(
-                epochs,
-                stack.min(axis=0),
-                stack.max(axis=0),
-                color=line.get_color(),
-                alpha=0.15,
-                linewidth=0,
-            )
+            # The first, KLN in most, is seen under those that coincide with it.
+            width = 1.2 if axes.lines else 3.0
+            (line,) = axes.plot(epochs, stack.mean(axis=0), label=name, linewidth=width)
+            if has_ranges:
+                axes.fill_between(
+                    epochs,
+                    stack.min(axis=0),
+                    stack.max(axis=0),
+                    color=line.get_color(),
+                    alpha=0.15,
+                    linewidth=0,
+                )
         axes.set(
             yscale="log",
             xlabel="epoch",
-            ylabel="test error, %: mean, range",
+            ylabel=f"test error, %: mean{', range' * has_ranges}",
             title=title,
         )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -297,6 +308,8 @@ def sweep(values: Mapping[str, Sequence[float | None]], title: str) -> Figure:
 def grid(errors: Mapping[str, Sequence[float | None]], title: str) -> Figure:
     """Shows test errors as heat maps of one colour scale, hatched if a run diverged.
 
+    The scale is that of every grid.
+
     Args:
       errors: Errors in percent of the runs of each method, None for those that
         diverged. Methods are named ``"COLUMN, ROW, PANEL"``. Those without a run tell
@@ -320,9 +333,7 @@ def grid(errors: Mapping[str, Sequence[float | None]], title: str) -> Figure:
         made = [error for error in of_method if error is not None]
         place = panels.index(panel), rows.index(row), columns.index(column)
         means[place] = np.mean(made) if made else np.nan
-    shown = means[np.isfinite(means)].tolist()
-    least, largest = max(0.1, min(shown, default=0.1)), max([10.0, *shown])
-    scale = LogNorm(least, largest)
+    scale = LogNorm(*_GRID_ERRORS)
     wide, high = min(2, len(panels)), -(-len(panels) // 2)
     size = max(7.0, 1 + wide * (0.9 + 0.75 * len(columns))), 0.7 + high * 2.2
     with mpl.rc_context(STYLE):
@@ -330,7 +341,7 @@ def grid(errors: Mapping[str, Sequence[float | None]], title: str) -> Figure:
         drawn = figure.subplots(high, wide, squeeze=False).ravel().tolist()
         for axes, panel, of_panel in zip(drawn, panels, means, strict=False):
             # Zero has no logarithm.
-            positive = np.maximum(of_panel, least)
+            positive = np.maximum(of_panel, _GRID_ERRORS[0])
             axes.imshow(positive, cmap="viridis_r", norm=scale, aspect="auto")
             axes.set_xticks(range(len(columns)), columns, fontsize=6)
             axes.set_yticks(range(len(rows)), rows, fontsize=7)
@@ -344,6 +355,7 @@ def grid(errors: Mapping[str, Sequence[float | None]], title: str) -> Figure:
             ScalarMappable(scale, "viridis_r"),
             ax=drawn,
             label="test error, %",
+            extend="min",
             ticks=LogLocator(subs=(1, 2, 5)),
             format=StrMethodFormatter("{x:g}"),
         )

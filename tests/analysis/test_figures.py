@@ -111,7 +111,12 @@ def test_images_without_a_pair_of_a_class_are_said_to_be():
 
 def test_heat_maps_are_of_the_weight_matrix_of_all_classes_and_of_one(run):
     figure = figures.heatmaps(run, num_images=30)
-    shown = {axes.get_title(): axes.images[0] for axes in figure.axes if axes.images}
+    shown = {}
+    for axes in filter(lambda axes: axes.images, figure.axes):
+        what, colours = axes.get_title().split("\n")
+        (shown[what],) = axes.images
+        least, largest = shown[what].get_clim()
+        assert (colours, least) == (f"colours to ±{largest:.2g}", -largest)
     labels = run.data.eval_labels
     rows = figures.some_rows(len(labels), 30)
     images = run.data.eval_images[rows[np.argsort(labels[rows], kind="stable")]]
@@ -173,6 +178,16 @@ def test_curves_are_means_over_seeds_between_the_least_and_the_largest():
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == (2, 8)
     assert axes.get_title() == "title"
+
+
+def test_curves_have_ranges_where_these_do_not_lie_upon_each_other():
+    for count in (5, 6):
+        errors = {str(i): [[4.0, 2.0], [8.0, 6.0]] for i in range(count)}
+        (axes,) = figures.curves(errors, "title").axes
+        assert len(axes.collections) == (5 if count == 5 else 0)
+        assert axes.get_ylabel().endswith("mean, range" if count == 5 else "mean")
+        first, *others = (line.get_linewidth() for line in axes.lines)
+        assert first > max(others)
 
 
 def test_names_of_classes_stay_what_they_are(run, embedded):
@@ -271,6 +286,14 @@ def test_a_grid_has_a_panel_of_each_kind_and_says_what_diverged():
     names = [text.get_text() for text in linear.get_yticklabels()]
     assert names == ["none", "clipping"]
     assert linear.images[0].norm is gaussian.images[0].norm
+
+
+def test_all_grids_have_one_colour_for_one_error():
+    small, _ = figures.grid({"1, a, p": [1.0], "2, a, p": [3.0]}, "title").axes
+    large, _ = figures.grid({"1, a, p": [3.0], "2, a, p": [90.0]}, "title").axes
+    scales = [axes.images[0].norm for axes in (small, large)]
+    assert scales[0](3.0) == scales[1](3.0)
+    assert [scale(100.0) for scale in scales] == [1, 1]
 
 
 def test_a_grid_of_some_runs_keeps_the_order_of_all():
