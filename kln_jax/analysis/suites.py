@@ -143,6 +143,7 @@ def _sweep(
     return Suite(title, "error", _IN_TURN[:3], entries, figure="sweep")
 
 
+_WARM_UP = (("warmup_steps", 100),)
 # What keeps the first steps from harm, for the study of where the method is fragile.
 _STABILISERS: dict[str, tuple[tuple[str, Any], ...]] = {
     "none": (("warmup_steps", 0), ("clip_norm", 0.0)),
@@ -240,7 +241,13 @@ SUITES: dict[str, Suite] = {
         "All labels: what each part does",
         "error",
         ("digits",),
-        (KLN, *_PARTS, Entry("in bfloat16", "supervised", (("dtype", "bfloat16"),))),
+        (
+            KLN,
+            *_PARTS,
+            Entry("in bfloat16", "supervised", (("dtype", "bfloat16"),)),
+            Entry("with warm-up", "supervised", _WARM_UP),
+            Entry("CGMMN-MLP with warm-up", "cgmmn_mlp", _WARM_UP),
+        ),
         seeds=5,
     ),
     "semi_ablations": Suite(
