@@ -531,8 +531,8 @@ def _against_collapse(config: ConfigDict) -> str:
     """Says what to turn where classes have collapsed."""
     if not config.clip_norm:
         return "set clip_norm, to 10 say"
-    if config.objective == "cmmd" and config.ridge < 0.1:
-        return "raise ridge to 0.1"
+    if config.objective == "cmmd" and config.ridge > 0.1:
+        return "lower ridge to 0.1"
     return "lower learning_rate"
 
 

@@ -189,8 +189,9 @@ def test_a_class_that_is_never_predicted_is_named(caplog):
     ("changes", "advice"),
     [
         (dict(clip_norm=0.0), "set clip_norm"),
-        (dict(ridge=0.01), "raise ridge to 0.1"),
-        (dict(ridge=0.01, objective="cross_entropy"), "lower learning_rate"),
+        (dict(ridge=1.0), "lower ridge to 0.1"),
+        (dict(ridge=1.0, objective="cross_entropy"), "lower learning_rate"),
+        (dict(ridge=0.01), "lower learning_rate"),
         (dict(), "lower learning_rate"),
     ],
 )
