@@ -238,13 +238,17 @@ def curves(errors: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figur
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.4), layout="constrained")
         axes = figure.subplots()
+        num_colours = len(mpl.rcParams["axes.prop_cycle"])
         for name, runs in errors.items():
             # Zero has no logarithm: it lies at the lower edge.
             stack = np.maximum(np.stack(runs) if runs else np.empty((1, 0)), least / 2)
             epochs = np.arange(1, stack.shape[1] + 1)
             # The first, KLN in most, is seen under those that coincide with it.
             width = 1.2 if axes.lines else 3.0
-            (line,) = axes.plot(epochs, stack.mean(axis=0), label=name, linewidth=width)
+            style = "-" if len(axes.lines) < num_colours else "--"
+            (line,) = axes.plot(
+                epochs, stack.mean(axis=0), style, label=name, linewidth=width
+            )
             if has_ranges:
                 axes.fill_between(
                     epochs,

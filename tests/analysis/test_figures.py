@@ -190,6 +190,13 @@ def test_curves_have_ranges_where_these_do_not_lie_upon_each_other():
         assert first > max(others)
 
 
+def test_each_curve_has_its_own_colour_or_style():
+    errors = {str(i): [[4.0, 2.0]] for i in range(14)}
+    (axes,) = figures.curves(errors, "title").axes
+    seen = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert len(seen) == 14
+
+
 def test_names_of_classes_stay_what_they_are(run, embedded):
     embedded(4)
     names = (r"$\foo$", "_hidden", *run.data.class_names[2:])
