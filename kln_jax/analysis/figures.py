@@ -249,6 +249,8 @@ def curves(errors: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figur
             (line,) = axes.plot(
                 epochs, stack.mean(axis=0), style, label=name, linewidth=width
             )
+            if len(epochs) == 1:  # Which no line shows.
+                line.set_marker("o")
             if has_ranges:
                 axes.fill_between(
                     epochs,
@@ -264,7 +266,7 @@ def curves(errors: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figur
             ylabel=f"test error, %: mean{', range' * has_ranges}",
             title=title,
         )
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         label_plainly(axes.yaxis)
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

@@ -241,19 +241,23 @@ def _groups(
 ) -> dict[str, list[Record]]:
     """Returns the runs of each method, the fullest ones that are alike.
 
-    All runs of a grid are alike, as most are; a method that has none such is empty.
+    All runs of a sweep or a grid are alike, as most are. A method of a grid that has
+    none such is empty.
     """
     found = {
         entry.name: runs.matching(records, config_name, entry)
         for entry in suite.entries
         if entry.variant
     }
-    if suite.figure != "grid":
+    if suite.figure == "curves":
         return {name: runs.alike(group)[0] for name, group in found.items() if group}
-    # A cell has no room to say what its runs are, but shows that it has none.
+    # A point or cell has no room to say what its runs are.
     groups = runs.alike(itertools.chain(*found.values()))
     shown = max(groups, key=len, default=[])
-    return {name: [r for r in group if r in shown] for name, group in found.items()}
+    found = {name: [r for r in group if r in shown] for name, group in found.items()}
+    if suite.figure == "grid":  # Which shows what is missing.
+        return found
+    return {name: group for name, group in found.items() if group}
 
 
 def _errors(records: Sequence[Record]) -> list[float | None]:

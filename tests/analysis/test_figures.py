@@ -190,6 +190,12 @@ def test_curves_have_ranges_where_these_do_not_lie_upon_each_other():
         assert first > max(others)
 
 
+def test_a_curve_of_one_epoch_is_seen():
+    (axes,) = figures.curves({"a": [[4.0]], "b": [[2.0]]}, "title").axes
+    assert [line.get_marker() for line in axes.lines] == ["o", "o"]
+    assert [tick for tick in axes.get_xticks() if 0.9 < tick < 1.1] == [1]
+
+
 def test_each_curve_has_its_own_colour_or_style():
     errors = {str(i): [[4.0, 2.0]] for i in range(14)}
     (axes,) = figures.curves(errors, "title").axes

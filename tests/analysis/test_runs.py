@@ -424,7 +424,7 @@ def test_a_figure_has_runs_that_are_alike_and_says_which(figure, copied):
     assert axes.get_title() == "title\n1 to 2 seeds"
 
 
-def test_a_grid_has_runs_that_are_alike_alone(copied):
+def test_a_grid_or_a_sweep_has_runs_that_are_alike_alone(copied):
     (record,) = runs.read(copied)
     changes = [(*SMALL, ("ridge", ridge)) for ridge in (1.0, 2.0, 3.0)]
     names = [f"ridge {i}, none, mean" for i in (1, 2, 3)]
@@ -440,10 +440,13 @@ def test_a_grid_has_runs_that_are_alike_alone(copied):
     longer = [run._replace(epochs=6, error=80.0) for run in (first, third)]
     part = [run._replace(partial_data=True) for run in (second, third)]
     shown = {names[0]: [first], names[1]: [second, other], names[2]: []}
-    groups = report._groups(
-        suite, [*longer, first, second, other, *part], record.config_name
-    )
+    records = [*longer, first, second, other, *part]
+    groups = report._groups(suite, records, record.config_name)
     assert groups == shown
+    # So has a sweep, without what is missing.
+    sweep = suite._replace(figure="sweep")
+    del shown[names[2]]
+    assert report._groups(sweep, records, record.config_name) == shown
     figure = report._of_a_suite(suite, groups, "title")
     assert figure.get_suptitle() == "title\n3 of 12 epochs, 1 to 2 seeds"
     assert len(figure.axes[0].texts) == 2
