@@ -147,9 +147,9 @@ _WARM_UP = (("warmup_steps", 100),)
 # What keeps the first steps from harm, for the study of where the method is fragile.
 _STABILISERS: dict[str, tuple[tuple[str, Any], ...]] = {
     "none": (("warmup_steps", 0), ("clip_norm", 0.0)),
-    "warm-up": (("warmup_steps", 100), ("clip_norm", 0.0)),
+    "warm-up": (*_WARM_UP, ("clip_norm", 0.0)),
     "clipping": (("warmup_steps", 0), ("clip_norm", 10.0)),
-    "both": (("warmup_steps", 100), ("clip_norm", 10.0)),
+    "both": (*_WARM_UP, ("clip_norm", 10.0)),
     "normalised Z": (("warmup_steps", 0), ("clip_norm", 0.0), ("normalise_z", True)),
 }
 _RIDGES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
