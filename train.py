@@ -46,7 +46,9 @@ def main(argv: Sequence[str]) -> None:
             "--config=configs/digits.py:semi"
         )
     # After the flags, so that --help and a misspelt key answer at once.
-    from kln_jax import checkpoint, datasets, interruption, parallel, training
+    from kln_jax import datasets
+    from kln_jax.storage import checkpoints
+    from kln_jax.training import experiment, interruption, parallel
 
     logger = logging.getLogger("kln_jax")
     logger.addHandler(logging.StreamHandler())
@@ -57,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
             _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
         )
         with interruption.Interruption() as stop:
-            training.train_and_evaluate(
+            experiment.train_and_evaluate(
                 _CONFIG.value, _WORKDIR.value, interruption=stop
             )
         return
@@ -73,8 +75,8 @@ def main(argv: Sequence[str]) -> None:
     except (
         ValueError,
         OSError,
-        checkpoint.CheckpointError,
-        training.DivergenceError,
+        checkpoints.CheckpointError,
+        experiment.DivergenceError,
     ) as error:
         absl_logging.debug("Traceback:", exc_info=True)  # With --verbosity=1.
         _say(error)

@@ -36,8 +36,9 @@ from jax import Array, lax, random
 from jax.scipy.linalg import solve
 from scipy.stats import binom  # type: ignore[import-untyped]
 
-from kln_jax import conditional_test, gaussian_mixture, squared_distances
-from kln_jax.arrays import matmul
+from kln_jax import gaussian_mixture, squared_distances
+from kln_jax.discrepancies import two_sample
+from kln_jax.discrepancies.float_arrays import matmul
 
 LEVEL = 0.05
 RESAMPLES = 199
@@ -198,7 +199,7 @@ POWER = ("1-d binary, strong", "5-d binary, moderate", "1-d real, strong")
 def ours(data: tuple[Array, ...], key: Array) -> dict[str, Array]:
     """p-value of `cmmd_test`."""
     x_s, y_s, x_t, y_t = data
-    result = conditional_test.cmmd_test(
+    result = two_sample.cmmd_test(
         x_s, y_s, x_t, y_t, key=key, kernel=KERNEL, num_resamples=RESAMPLES
     )
     return {"cmmd_test": result.p_value}
@@ -213,8 +214,8 @@ def others(scenario: Scenario, data: tuple[Array, ...], key: Array) -> dict[str,
     lam = jnp.trace(K) / 10.0
     S = jnp.where(jnp.arange(n) < n_s, 1.0, -1.0)
     keys = random.split(key, 6)
-    P_y, P_s = conditional_test._smoothers(K, y - jnp.mean(y, axis=0), S)
-    log_odds = conditional_test._fit_log_odds(P_s, S)
+    P_y, P_s = two_sample._smoothers(K, y - jnp.mean(y, axis=0), S)
+    log_odds = two_sample._fit_log_odds(P_s, S)
 
     # Cells around random points; sorting within cells exchanges their groups.
     centres = random.choice(keys[0], x, (n // 20,), replace=False)
@@ -226,22 +227,20 @@ def others(scenario: Scenario, data: tuple[Array, ...], key: Array) -> dict[str,
         return jnp.zeros(n).at[order].set(by_cell)
 
     draws = {
-        "raw": conditional_test._draw_groups(keys[1], log_odds, n_s, RESAMPLES),
-        "exchange": conditional_test._draw_groups(
-            keys[2], jnp.zeros(n), n_s, RESAMPLES
-        ),
+        "raw": two_sample._draw_groups(keys[1], log_odds, n_s, RESAMPLES),
+        "exchange": two_sample._draw_groups(keys[2], jnp.zeros(n), n_s, RESAMPLES),
         "local": jax.vmap(within_cells)(random.split(keys[3], RESAMPLES)),
     }
     signs = jnp.vstack([S, *draws.values()])
-    T = conditional_test._statistics(K, y, signs, lam)
+    T = two_sample._statistics(K, y, signs, lam)
     pairs = zip(draws, jnp.split(T[1:], len(draws)), strict=True)
     found = {name: _p_value(T[0], drawn) for name, drawn in pairs}
 
     r = y - jnp.mean(y, axis=0)
     r -= matmul(P_y, r)
     ratio = scenario.log_density_ratio(x)
-    drawn = conditional_test._draw_groups(keys[5], ratio, n_s, RESAMPLES)
-    T = conditional_test._statistics(K, r, jnp.vstack([S, drawn]), lam)
+    drawn = two_sample._draw_groups(keys[5], ratio, n_s, RESAMPLES)
+    T = two_sample._statistics(K, r, jnp.vstack([S, drawn]), lam)
     found["known"] = _p_value(T[0], T[1:])
 
     block = 0.5 * (K + S[:, None] * K * S) + lam * jnp.eye(n)

@@ -31,8 +31,11 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from configs import digits
-from kln_jax import augment, cmmd, datasets, kernels, networks, objectives, optim
+from kln_jax import cmmd, datasets
 from kln_jax.analysis import figures
+from kln_jax.discrepancies import kernels
+from kln_jax.networks import models
+from kln_jax.training import augmentation, objectives, optimizers
 
 _AS_PRINTED = dict(ridge=1e-3, clip_norm=0.0)
 CHOICES: dict[str, dict[str, Any]] = {
@@ -63,22 +66,26 @@ def configure(**changes: Any) -> ConfigDict:
 def _make_step(config: ConfigDict, data: datasets.Dataset) -> tuple[Any, _Step]:
     """Returns the first parameters, and a step that measures what it does."""
     images, labels = jnp.asarray(data.train_images), jnp.asarray(data.train_labels)
-    model = networks.build(
+    model = models.build(
         config.network,
         image_shape=data.train_images.shape[1:],
         num_classes=len(data.class_names),
         width=config.width,
         normalise_z=config.normalise_z,
     )
-    optimizer = optim.optimizer(
+    optimizer = optimizers.optimizer(
         config.optimizer,
-        optim.step_schedule(config.learning_rate, warmup_steps=config.warmup_steps),
+        optimizers.step_schedule(
+            config.learning_rate, warmup_steps=config.warmup_steps
+        ),
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         clip_norm=config.clip_norm,
     )
     kernel = kernels.gaussian_mixture(config.bandwidths)
-    variables = model.init(jax.random.key(config.seed), augment.to_unit(images[:1]))
+    variables = model.init(
+        jax.random.key(config.seed), augmentation.to_unit(images[:1])
+    )
     first = variables["params"], variables["batch_stats"]
 
     @jax.jit
@@ -86,11 +93,11 @@ def _make_step(config: ConfigDict, data: datasets.Dataset) -> tuple[Any, _Step]:
         state: Any, rows_s: Array, rows_t: Array, number: int
     ) -> tuple[Any, dict[str, Array]]:
         params, batch_stats, opt_state = state
-        x = augment.to_unit(images[jnp.concatenate([rows_s, rows_t])])
+        x = augmentation.to_unit(images[jnp.concatenate([rows_s, rows_t])])
         y_s = jax.nn.one_hot(labels[rows_s], model.num_classes)
         n = len(rows_s)
 
-        def forward(params: Any) -> tuple[networks.Outputs, Any]:
+        def forward(params: Any) -> tuple[models.Outputs, Any]:
             outputs, updated = model.apply(
                 {"params": params, "batch_stats": batch_stats},
                 x,

@@ -19,8 +19,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from kln_jax import cmmd, gaussian_mixture, parallel
+from kln_jax import cmmd, gaussian_mixture
 from kln_jax.analysis import figures
+from kln_jax.training import parallel
 
 SIZES = (50, 100, 200, 500, 1000, 2000, 4000)
 CLASSES = (2, 10, 100, 1000)

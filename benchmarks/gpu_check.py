@@ -26,8 +26,10 @@ import numpy as np
 
 from benchmarks import step
 from configs import fashion_mnist
-from kln_jax import cmmd, datasets, files, metrics, parallel, steps, training
+from kln_jax import cmmd, datasets
 from kln_jax.analysis import runs
+from kln_jax.storage import epoch_metrics, whole_files
+from kln_jax.training import experiment, parallel, steps
 
 # Steps of an epoch, and the paper's seconds for one on a Titan X.
 EPOCHS = {
@@ -191,8 +193,8 @@ def _train(
     if small:
         config.update(width=0.05, latent_dim=8)
     workdir = out / f"{variant}-{epochs}"
-    training.train_and_evaluate(config, str(workdir))
-    return metrics.read_metrics(workdir)
+    experiment.train_and_evaluate(config, str(workdir))
+    return epoch_metrics.read_metrics(workdir)
 
 
 def run(out: pathlib.Path, *, seconds: float, small: bool) -> bool:
@@ -222,7 +224,7 @@ def run(out: pathlib.Path, *, seconds: float, small: bool) -> bool:
             report[name] = {"failed": traceback.format_exc()}
             traceback.print_exc()
         report["seconds"] = round(time.perf_counter() - start, 1)
-        files.write_json(out / "gpu.json", report)
+        whole_files.write_json(out / "gpu.json", report)
         (out / "gpu.md").write_text(_markdown(report))
     return not failed
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import step
-from kln_jax import parallel, steps
+from kln_jax.training import parallel, steps
 
 
 def forms(setup: step.Setup, *, num_seeds: int, num_steps: int) -> list[step.Form]:

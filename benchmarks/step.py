@@ -28,17 +28,10 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from kln_jax import (
-    augment,
-    cmmd,
-    kernels,
-    layers,
-    networks,
-    objectives,
-    optim,
-    parallel,
-    steps,
-)
+from kln_jax import cmmd
+from kln_jax.discrepancies import kernels
+from kln_jax.networks import layers, models
+from kln_jax.training import augmentation, objectives, optimizers, parallel, steps
 
 SHAPES = {"mnist": (28, 28, 1), "conv_large": (32, 32, 3)}
 # Crop and flip of the configurations.
@@ -93,7 +86,7 @@ class Setup(NamedTuple):
 
     network: str
     batch_size: int
-    model: networks.KLN
+    model: models.KLN
     optimizer: optax.GradientTransformation
     init: Callable[[jax.Array], steps.TrainState]
     data: steps.TrainingData
@@ -104,7 +97,7 @@ def build(
 ) -> Setup:
     """Makes a network, its optimiser and random images."""
     shape = SHAPES[network]
-    model = networks.build(
+    model = models.build(
         network,
         image_shape=shape,
         num_classes=10,
@@ -112,9 +105,9 @@ def build(
         axis_name=steps.AXIS,
         dtype=jnp.dtype(dtype),
     )
-    optimizer = optim.optimizer(
+    optimizer = optimizers.optimizer(
         "sgd",
-        optim.step_schedule(0.02),
+        optimizers.step_schedule(0.02),
         weight_decay=5e-4,
         clip_norm=10.0,
     )
@@ -215,14 +208,14 @@ def parts(setup: Setup) -> Iterator[Form]:
     )
     state = setup.init(key)
     rows = jnp.arange(2 * n, dtype=jnp.int32) % 1000
-    keys = augment.example_keys(key, rows)
+    keys = augmentation.example_keys(key, rows)
 
     def prepare(images: jax.Array) -> jax.Array:
-        unit = augment.to_unit(images[rows])
+        unit = augmentation.to_unit(images[rows])
         options = AUGMENTATION[setup.network]
         if padding := options.get("crop_padding"):
-            unit = augment.random_crop(keys, unit, padding=padding)
-        return augment.random_flip(keys, unit) if options.get("flip") else unit
+            unit = augmentation.random_crop(keys, unit, padding=padding)
+        return augmentation.random_flip(keys, unit) if options.get("flip") else unit
 
     images = jax.jit(prepare)(setup.data.images)
     yield _part("augmentation", prepare, setup.data.images)

@@ -78,12 +78,19 @@ nitpick_ignore_regex = [("py:class", r"(?!kln_jax).*")]  # Types of other librar
 
 # The reference, by headings.
 GROUPS = {
-    "Kernels and CMMD": "kernels arrays cmmd nystroem mmd conditional_test",
-    "Data": "datasets augment embeddings",
-    "Networks and objectives": "networks layers objectives",
-    "Training": "training configuration program loop steps optim parallel",
-    "Files of a run": "rundir checkpoint metrics files interruption",
-    "Trained networks": "estimator inference predict export",
+    "Kernels and discrepancies": "discrepancies discrepancies.kernels "
+    "discrepancies.cmmd discrepancies.mmd discrepancies.nystroem "
+    "discrepancies.two_sample discrepancies.float_arrays",
+    "Data": "datasets",
+    "Networks": "networks networks.models networks.layers",
+    "Files of a run": "storage storage.working_directory storage.checkpoints "
+    "storage.epoch_metrics storage.whole_files",
+    "Training": "training training.experiment training.configuration training.loop "
+    "training.compiled training.steps training.objectives training.optimizers "
+    "training.augmentation training.fixed_embeddings training.parallel "
+    "training.interruption",
+    "Trained networks": "inference inference.estimator inference.trained_network "
+    "inference.predict inference.export",
     "Analysis": "analysis analysis.suites analysis.runs analysis.report "
     "analysis.tables analysis.figures analysis.view",
 }

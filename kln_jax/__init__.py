@@ -3,15 +3,14 @@
 The names here need JAX alone: importing them starts no backend and changes no setting.
 """
 
-from kln_jax.cmmd import (
+from kln_jax.discrepancies.cmmd import (
     ConditionalEmbedding,
     cmmd,
     cmmd_from_grams,
     conditional_embedding,
     weight_matrix,
 )
-from kln_jax.conditional_test import CMMDTestResult, cmmd_test
-from kln_jax.kernels import (
+from kln_jax.discrepancies.kernels import (
     ComposableKernel,
     Kernel,
     delta,
@@ -23,8 +22,9 @@ from kln_jax.kernels import (
     rational_quadratic,
     squared_distances,
 )
-from kln_jax.mmd import mmd
-from kln_jax.nystroem import cmmd_nystroem
+from kln_jax.discrepancies.mmd import mmd
+from kln_jax.discrepancies.nystroem import cmmd_nystroem
+from kln_jax.discrepancies.two_sample import CMMDTestResult, cmmd_test
 
 __all__ = [
     "CMMDTestResult",

@@ -9,15 +9,17 @@ import jax
 import numpy as np
 
 from configs import digits, own_images
-from kln_jax import datasets, networks, program, steps
-from kln_jax.checkpoint import Checkpoints
+from kln_jax import datasets
+from kln_jax.networks import models
+from kln_jax.storage.checkpoints import Checkpoints
+from kln_jax.training import compiled, steps
 
 CLASS_NAMES = ("cat", "dog", "long-tailed owl")
 
 
 class SmallRun(NamedTuple):
     workdir: pathlib.Path
-    model: networks.KLN
+    model: models.KLN
     state: steps.TrainState
     images: np.ndarray  # (n, 28, 28, 1), uint8; each class is predicted for some.
 
@@ -51,8 +53,8 @@ def _finished(directory):
     data = datasets.Dataset(
         "own_images", "", images, labels, images, labels, CLASS_NAMES
     )
-    model = program.make_model(config, data)
-    state = program.make_program(config, data).init(jax.random.key(0))
+    model = compiled.make_model(config, data)
+    state = compiled.make_program(config, data).init(jax.random.key(0))
     state = jax.tree.map(np.array, state)
     for leaf in jax.tree.leaves(state.batch_stats):
         leaf += rng.uniform(0, 0.3, leaf.shape).astype(np.float32)

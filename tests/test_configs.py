@@ -19,7 +19,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
 from configs import default
-from kln_jax import augment, configuration, datasets, metrics, steps, training
+from kln_jax import datasets
+from kln_jax.storage import epoch_metrics
+from kln_jax.training import augmentation, configuration, experiment, steps
 from tests import tfds_writer
 
 # What optax needs: its Adam, and its schedule by milestones.
@@ -311,12 +313,12 @@ def test_a_config_trains_for_two_steps(name, variant, tmp_path, caplog):
     config = _tiny(_config(name, variant), tmp_path / "data")
     _write_images(config, tmp_path / "data")
     workdir = tmp_path / "run"
-    result = training.train_and_evaluate(config, str(workdir))
+    result = experiment.train_and_evaluate(config, str(workdir))
     assert (result["steps"], result["epochs"]) == (2, 1)
     assert (result["dataset"], result["variant"]) == (config.dataset, variant)
     assert 0 <= result["test_error_percent"] <= 100
     assert result["num_test_images"] == (360 if config.dataset == "digits" else TEST)
-    (line,) = metrics.read_metrics(workdir)
+    (line,) = epoch_metrics.read_metrics(workdir)
     assert line.keys() >= {"loss", "cmmd", "reconstruction", "confidence", "accuracy"}
     assert all(math.isfinite(value) for value in line.values()), line
     labelled = np.load(workdir / "labelled.npy", allow_pickle=False)
@@ -340,7 +342,7 @@ def test_own_images_train_in_colour_as_documented(tmp_path):
     config.update(image_size=32, network="conv_large")
     config.update(normalise=True, crop_padding=2, flip=True)
     _write_images(config, tmp_path / "data", side=36, channels=3)
-    result = training.train_and_evaluate(config, str(tmp_path / "run"))
+    result = experiment.train_and_evaluate(config, str(tmp_path / "run"))
     assert (result["steps"], result["num_test_images"]) == (2, TEST)
 
 
@@ -350,7 +352,7 @@ def test_own_images_train_in_colour_as_documented(tmp_path):
 def test_evaluation_on_validation_images_some_of_which_are_trained_on(tmp_path, caplog):
     config = _tiny(_config("mnist"), tmp_path, evaluate_on="validation")
     _write_images(config, tmp_path, repeated=2)
-    result = training.train_and_evaluate(config, str(tmp_path / "run"))
+    result = experiment.train_and_evaluate(config, str(tmp_path / "run"))
     assert result["num_validation_images"] == 3
     assert any(
         result["validation_error_percent"] == pytest.approx(100 * wrong / 3)
@@ -373,13 +375,13 @@ def test_a_run_keeps_its_statistics_and_labelled_rows(tmp_path, monkeypatch):
 
     _write_images(config(first), first)
     with monkeypatch.context() as patch:
-        patch.setattr(metrics, "show", interrupt)
+        patch.setattr(epoch_metrics, "show", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            training.train_and_evaluate(config(first), str(workdir))
+            experiment.train_and_evaluate(config(first), str(workdir))
     written = (workdir / "labelled.npy").stat().st_mtime_ns
     # The statistics belong to the network: darker images do not change them.
     _write_images(config(second), second, top=100)
-    result = training.train_and_evaluate(config(second), str(workdir))
+    result = experiment.train_and_evaluate(config(second), str(workdir))
     assert result["steps"] == 4
     assert (workdir / "labelled.npy").stat().st_mtime_ns == written
 
@@ -387,12 +389,12 @@ def test_a_run_keeps_its_statistics_and_labelled_rows(tmp_path, monkeypatch):
         "mnist", data_dir=first, validation_fraction=1 / 6, allow_partial_data=True
     ).train_images
     mean, std = (images / 255).mean(), (images / 255).std()
-    run = training.load_run(workdir)
+    run = experiment.load_run(workdir)
     assert len(images) == len(run.data.train_images) == TRAIN
     assert run.data.train_images.max() < 100 < images.max()
     np.testing.assert_allclose(run.state.mean, [mean], rtol=1e-6)
     np.testing.assert_allclose(run.state.std, [std], rtol=1e-6)
-    unit = augment.to_unit(run.data.eval_images)
+    unit = augmentation.to_unit(run.data.eval_images)
     variables = {"params": run.state.params, "batch_stats": run.state.batch_stats}
     normalised = (unit - jnp.float32(mean)) / jnp.float32(std)
     np.testing.assert_allclose(
@@ -426,7 +428,7 @@ def test_labelled_rows_that_do_not_fit_are_refused(content, message, tmp_path):
         np.save(path, content)
     config = _tiny(_config("digits", "semi"), "")
     with pytest.raises(ValueError, match=f"labelled.npy .*{message}.*Remove the file"):
-        training.train_and_evaluate(config, str(tmp_path))
+        experiment.train_and_evaluate(config, str(tmp_path))
     assert [entry.name for entry in tmp_path.iterdir()] == ["labelled.npy"]
 
 
@@ -443,5 +445,5 @@ def test_labelled_rows_that_do_not_fit_are_refused(content, message, tmp_path):
 def test_what_the_data_do_not_allow_is_refused_early(changes, message, tmp_path):
     config = _tiny(_config("digits"), "", **changes)
     with pytest.raises(ValueError, match=message):
-        training.train_and_evaluate(config, str(tmp_path / "run"))
+        experiment.train_and_evaluate(config, str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

@@ -170,15 +170,19 @@ def test_a_run_that_diverges_is_one_line(tmp_path):
 ENDS = """
 import sys
 import train
-from kln_jax import checkpoint, datasets, interruption, parallel, training
+from kln_jax import datasets
+from kln_jax.storage import checkpoints
+from kln_jax.training import interruption
+from kln_jax.training import parallel
+from kln_jax.training import experiment
 
 train._parse_flags(["train.py", "--config=" + sys.argv[1]])
 for error in (
     ValueError("one\\ntwo"),
     datasets.DatasetError("one\\ntwo"),
     OSError("full"),
-    checkpoint.CheckpointError("damaged"),
-    training.DivergenceError("diverged"),
+    checkpoints.CheckpointError("damaged"),
+    experiment.DivergenceError("diverged"),
     parallel.LostProcessError("lost"),
     interruption.Interrupted("stopped"),
     RuntimeError("of ours"),
@@ -186,7 +190,7 @@ for error in (
     def fail(*_, **__):
         raise error
 
-    training.train_and_evaluate = fail
+    experiment.train_and_evaluate = fail
     try:
         train.main(["train.py"])
     except SystemExit as end:

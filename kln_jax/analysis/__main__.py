@@ -5,11 +5,11 @@ import logging
 import pathlib
 import sys
 
-from kln_jax import parallel, training
 from kln_jax.analysis import figures, report, runs, view
 from kln_jax.analysis.suites import SUITES
-from kln_jax.checkpoint import CheckpointError
-from kln_jax.interruption import EXIT_CODE, Interrupted, Interruption
+from kln_jax.storage.checkpoints import CheckpointError
+from kln_jax.training import experiment, parallel
+from kln_jax.training.interruption import EXIT_CODE, Interrupted, Interruption
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ def _report(arguments: argparse.Namespace) -> None:
 
 def _figures(arguments: argparse.Namespace) -> None:
     path = arguments.workdir / "overview.png"
-    figures.save(figures.overview(training.load_run(arguments.workdir)), path)
+    figures.save(figures.overview(experiment.load_run(arguments.workdir)), path)
     print(f"Wrote {path}.")
 
 

@@ -26,10 +26,11 @@ from matplotlib.ticker import (
 )
 from sklearn.manifold import TSNE
 
-from kln_jax import augment, configuration, files, metrics, steps
-from kln_jax.cmmd import weight_matrix
-from kln_jax.networks import Outputs
-from kln_jax.training import Run
+from kln_jax.discrepancies.cmmd import weight_matrix
+from kln_jax.networks.models import Outputs
+from kln_jax.storage import epoch_metrics, whole_files
+from kln_jax.training import augmentation, configuration, steps
+from kln_jax.training.experiment import Run
 
 # One look for all figures.
 STYLE: dict[Any, Any] = {
@@ -64,7 +65,7 @@ def save(figure: Figure, path: pathlib.Path) -> None:
     content = io.BytesIO()
     with mpl.rc_context(STYLE):
         figure.savefig(content, format="png")
-    files.write_whole(path, content.getvalue())
+    whole_files.write_whole(path, content.getvalue())
 
 
 def overview(run: Run, *, num_images: int = 300) -> Figure:
@@ -375,7 +376,7 @@ def _cell(
 ) -> None:
     """Writes what is known of a method into its cell of a grid."""
     made = [error for error in errors if error is not None]
-    lines = [metrics.mean_and_spread(made).replace(" ", "\n", 1)] if made else []
+    lines = [epoch_metrics.mean_and_spread(made).replace(" ", "\n", 1)] if made else []
     if diverged := len(errors) - len(made):
         lines.append(f"{diverged} diverged")
         corner = column - 0.5, row - 0.5
@@ -404,12 +405,12 @@ def _some(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pixels(images: np.ndarray) -> jax.Array:
-    return augment.to_unit(images).reshape(len(images), -1)
+    return augmentation.to_unit(images).reshape(len(images), -1)
 
 
 def embed(run: Run, images: np.ndarray) -> Outputs:
     """Applies a run's network to uint8 images ``(n, h, w, c)``."""
-    return _predict(run.model, run.state, augment.to_unit(images))
+    return _predict(run.model, run.state, augmentation.to_unit(images))
 
 
 def kernel_histogram(axes: Axes, same: np.ndarray, different: np.ndarray) -> None:

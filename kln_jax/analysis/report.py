@@ -12,12 +12,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from kln_jax import files, metrics, training
 from kln_jax.analysis import figures, runs, tables
 from kln_jax.analysis.runs import Record
 from kln_jax.analysis.suites import KLN, SUITES, Entry, Suite
-from kln_jax.checkpoint import CheckpointError
-from kln_jax.training import Run
+from kln_jax.storage import epoch_metrics, whole_files
+from kln_jax.storage.checkpoints import CheckpointError
+from kln_jax.training import experiment
+from kln_jax.training.experiment import Run
 
 logger = logging.getLogger("kln_jax")
 
@@ -65,7 +66,7 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
         ("tex", tables.latex(shown, found)),
     ):
         path = out / f"report.{suffix}"
-        files.write_whole(path, text.encode())
+        whole_files.write_whole(path, text.encode())
         yield path
 
 
@@ -166,7 +167,7 @@ def _figures(
             )
     for record in _most_complete(records):
         try:
-            run = training.load_run(record.directory)
+            run = experiment.load_run(record.directory)
         # Its data, say, need not be on this machine: the tables do without.
         except (ValueError, OSError, CheckpointError) as error:
             logger.warning("No figures of %s: %s", record.directory, error)
@@ -268,7 +269,7 @@ def _curves(records: Sequence[Record]) -> list[list[float]]:
     return [
         [
             line[f"{record.evaluate_on}_error_percent"]
-            for line in metrics.read_metrics(record.directory)
+            for line in epoch_metrics.read_metrics(record.directory)
         ]
         for record in records
         if record.error is not None

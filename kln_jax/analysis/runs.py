@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from kln_jax import files, metrics, rundir, training
 from kln_jax.analysis.suites import Entry, Suite
-from kln_jax.interruption import Interruption
+from kln_jax.storage import epoch_metrics, whole_files, working_directory
+from kln_jax.training import experiment
+from kln_jax.training.interruption import Interruption
 
 # Keys that do not make another experiment, or that a record says by itself.
 _NOT_OF_EXPERIMENT = {
-    *rundir.WHEREABOUTS,
+    *working_directory.WHEREABOUTS,
     "seed",
     "split_seed",
     "num_epochs",
@@ -178,10 +179,10 @@ def _make(
     if failure.exists():
         return f"{directory}: diverged, {read_failure(failure)}"
     try:
-        result = training.train_and_evaluate(
+        result = experiment.train_and_evaluate(
             config, str(directory), interruption=interruption
         )
-    except training.DivergenceError as divergence:
+    except experiment.DivergenceError as divergence:
         return f"{directory}: diverged, {divergence}"
     if not keep:
         shutil.rmtree(directory / "checkpoints", ignore_errors=True)
@@ -194,12 +195,12 @@ def read_failure(path: pathlib.Path) -> str:
     """Reads how a run diverged.
 
     Raises:
-      files.DamagedError: If the file is damaged.
+      whole_files.DamagedError: If the file is damaged.
     """
     try:
         return str(json.loads(path.read_text()))
     except ValueError as error:
-        raise files.DamagedError(path, error) from error
+        raise whole_files.DamagedError(path, error) from error
 
 
 def _changes(entry: Entry, config: ConfigDict) -> list[tuple[str, Any]]:
@@ -233,20 +234,20 @@ def read(out: pathlib.Path) -> list[Record]:
     for directory in sorted(ended):
         try:
             records.append(_record(directory))
-        except files.DamagedError:  # It names what of the run is.
+        except whole_files.DamagedError:  # It names what of the run is.
             raise
         except KeyError as error:
-            raise files.DamagedError(directory, f"it has no {error}") from error
+            raise whole_files.DamagedError(directory, f"it has no {error}") from error
         except ValueError as error:
-            raise files.DamagedError(directory, error) from error
+            raise whole_files.DamagedError(directory, error) from error
     if not records:
         raise ValueError(f"{out} holds no run that is finished.")
     return records
 
 
 def _record(directory: pathlib.Path) -> Record:
-    config = files.read_json(directory / "config.json")
-    about = files.read_json(directory / "data.json")
+    config = whole_files.read_json(directory / "config.json")
+    about = whole_files.read_json(directory / "data.json")
     name = _config_name(config["dataset"])
     base = configuration(name, config["variant"])
     all_epochs = base.num_epochs
@@ -257,18 +258,18 @@ def _record(directory: pathlib.Path) -> Record:
         for key, value in config.items()
         if key not in _NOT_OF_EXPERIMENT and value != unchanged.get(key)
     }
-    lines = metrics.read_metrics(directory)
+    lines = epoch_metrics.read_metrics(directory)
     # Earlier versions wrote that of a run that did not diverge alone.
     partial = about.get("partial", False)
     measured: dict[str, Any] = dict(
         error=None, late_error=None, epoch_seconds=None, device=""
     )
     if (directory / "result.json").exists():  # It did not diverge.
-        result = files.read_json(directory / "result.json")
+        result = whole_files.read_json(directory / "result.json")
         error = f"{config['evaluate_on']}_error_percent"
         errors = [line[error] for line in lines]
         if not errors:
-            raise files.DamagedError(directory, "it has no metrics.jsonl")
+            raise whole_files.DamagedError(directory, "it has no metrics.jsonl")
         partial = result["partial_data"]
         # The times of several seeds at once are of all of them.
         is_alone = result.get("seeds_at_once", 1) == 1

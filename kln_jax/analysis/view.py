@@ -22,11 +22,13 @@ from ml_collections import ConfigDict
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 
-from kln_jax import augment, configuration, files, inference
 from kln_jax.analysis import figures, runs
 from kln_jax.datasets import Dataset
-from kln_jax.metrics import read_metrics
-from kln_jax.training import load_run
+from kln_jax.inference import trained_network
+from kln_jax.storage import whole_files
+from kln_jax.storage.epoch_metrics import read_metrics
+from kln_jax.training import augmentation, configuration
+from kln_jax.training.experiment import load_run
 
 # How much is shown of what may be much.
 _KERNEL_IMAGES = 1000
@@ -74,7 +76,7 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
     one that is not.
 
     Args:
-      workdir: Working directory of `kln_jax.training.train_and_evaluate`.
+      workdir: Working directory of `kln_jax.training.experiment.train_and_evaluate`.
 
     Returns:
       The path of the page.
@@ -86,7 +88,7 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
     directory = pathlib.Path(workdir)
     run = load_run(directory)
     result, failure = directory / "result.json", directory / "diverged.json"
-    prediction = inference.predict_in_batches(
+    prediction = trained_network.predict_in_batches(
         run.model, run.state, run.data.eval_images, reconstruction_reduction="mean"
     )
     # The first image of each class.
@@ -96,7 +98,7 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
     look = Look(
         workdir=str(directory),
         config=json.loads(run.config.to_json()),
-        result=files.read_json(result) if result.exists() else None,
+        result=whole_files.read_json(result) if result.exists() else None,
         failure=runs.read_failure(failure) if failure.exists() else "",
         metrics=read_metrics(directory),
         data=run.data,
@@ -108,7 +110,7 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
         reconstructions=np.asarray(outputs.reconstruction),
     )
     path = directory / "view.html"
-    files.write_whole(path, page(look).encode())
+    whole_files.write_whole(path, page(look).encode())
     return path
 
 
@@ -288,7 +290,7 @@ def _kernels(look: Look) -> list[tuple[_Chart, tuple[str, ...]]]:
     """
     rows = figures.some_rows(len(look.z), _KERNEL_IMAGES)
     labels = look.data.eval_labels[rows]
-    pixels = np.asarray(augment.to_unit(look.data.eval_images[rows]))
+    pixels = np.asarray(augmentation.to_unit(look.data.eval_images[rows]))
     kernel, _ = configuration.kernels(ConfigDict(look.config))
     found = []
     for name, features in (

@@ -13,7 +13,7 @@ import numpy as np
 
 from kln_jax.datasets._dataset import DatasetError, Part
 from kln_jax.datasets._paths import expanded, is_writable
-from kln_jax.files import one_line
+from kln_jax.storage.whole_files import one_line
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import shlex
 
 from kln_jax.datasets._dataset import DatasetError
 from kln_jax.datasets._paths import expanded
-from kln_jax.files import one_line
+from kln_jax.storage.whole_files import one_line
 
 
 @dataclasses.dataclass(frozen=True)

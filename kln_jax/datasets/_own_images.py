@@ -17,7 +17,7 @@ from kln_jax.datasets._dataset import (
 )
 from kln_jax.datasets._paths import expanded
 from kln_jax.datasets._split import stratified_order
-from kln_jax.files import one_line
+from kln_jax.storage.whole_files import one_line
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from kln_jax.datasets._dataset import DatasetError
 from kln_jax.datasets._known import KNOWN, command, find_prepared, tfds_root
 from kln_jax.datasets._paths import is_writable
-from kln_jax.files import one_line
+from kln_jax.storage.whole_files import one_line
 
 _log = logging.getLogger(__name__)
 

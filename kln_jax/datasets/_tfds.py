@@ -14,7 +14,7 @@ from kln_jax.datasets import _cache
 from kln_jax.datasets._dataset import Dataset, DatasetError, Part
 from kln_jax.datasets._known import KNOWN, command, find_prepared, tfds_root
 from kln_jax.datasets._prepare import download_and_prepare
-from kln_jax.files import one_line
+from kln_jax.storage.whole_files import one_line
 
 _DECODE_CHUNK = 1000
 

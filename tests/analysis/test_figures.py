@@ -7,9 +7,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from configs import digits
-from kln_jax import networks, optim, program, steps, training
 from kln_jax.analysis import __main__ as command
 from kln_jax.analysis import figures
+from kln_jax.networks import models
+from kln_jax.training import compiled, experiment, optimizers, steps
 
 
 @pytest.fixture(scope="module")
@@ -17,12 +18,12 @@ def run():
     """A run of a small network that was not trained."""
     config = digits.get_config()
     config.update(width=0.05, latent_dim=4)
-    data = training._load(config)
-    model = program.make_model(config, data)
+    data = experiment._load(config)
+    model = compiled.make_model(config, data)
     state = jax.jit(
         lambda key: steps.init_state(
             model,
-            optim.optimizer("sgd", optim.step_schedule(0.1)),
+            optimizers.optimizer("sgd", optimizers.step_schedule(0.1)),
             key,
             mean=np.zeros(1),
             std=np.ones(1),
@@ -30,7 +31,7 @@ def run():
         )
     )(jax.random.key(0))
     rows = np.arange(len(data.train_labels), dtype=np.int32)
-    return training.Run(config, data, rows, model, state)
+    return experiment.Run(config, data, rows, model, state)
 
 
 def test_overview_shows_both_kernels_and_the_images(run, tmp_path):
@@ -148,7 +149,7 @@ def embedded(monkeypatch):
     def as_wide_as(latent_dim):
         def embed(run, images):
             z = images[:, 14, 10 : 10 + latent_dim, 0].astype(np.float32)
-            return networks.Outputs(z, reconstruction=None, logits=None)
+            return models.Outputs(z, reconstruction=None, logits=None)
 
         monkeypatch.setattr(figures, "embed", embed)
 

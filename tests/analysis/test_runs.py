@@ -10,11 +10,12 @@ import jax
 import pytest
 from matplotlib.figure import Figure
 
-from kln_jax import loop, metrics, training
 from kln_jax.analysis import __main__ as command
 from kln_jax.analysis import report, runs
 from kln_jax.analysis.suites import SUITES, Entry, Suite
-from kln_jax.interruption import EXIT_CODE
+from kln_jax.storage import epoch_metrics
+from kln_jax.training import experiment, loop
+from kln_jax.training.interruption import EXIT_CODE
 
 SMALL = (("batch_size", 120), ("latent_dim", 8), ("width", 0.05))
 KLN = Entry("KLN", "supervised", SMALL)
@@ -123,7 +124,7 @@ def test_a_record_has_what_the_run_wrote(out):
     records = runs.matching(runs.read(out), "digits", KLN)
     assert [record.seed for record in records] == [0, 1]
     for record in records:
-        lines = metrics.read_metrics(record.directory)
+        lines = epoch_metrics.read_metrics(record.directory)
         errors = [line["test_error_percent"] for line in lines]
         assert record.error == errors[-1]
         assert record.late_error is None  # There are no ten.
@@ -160,7 +161,7 @@ def _change(path, **changes):
 
 
 def test_the_late_error_is_the_median_of_the_last_ten_epochs(copied):
-    lines = metrics.read_metrics(copied)
+    lines = epoch_metrics.read_metrics(copied)
     errors = [50.0, 40.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     (copied / "metrics.jsonl").write_text(
         "".join(
@@ -207,7 +208,7 @@ def test_a_configuration_may_evaluate_on_validation_images(
     config = runs.configuration("digits", "supervised")
     config.evaluate_on = "validation"
     monkeypatch.setattr(
-        training,
+        experiment,
         "train_and_evaluate",
         lambda *given, **named: {"validation_error_percent": 12.5},
     )
@@ -251,7 +252,10 @@ def test_errors_on_validation_images_are_said_to_be(copied):
     assert on_validation != written
     (copied / "config.json").write_text(on_validation)
     (record,) = runs.read(copied)
-    assert record.error == metrics.read_metrics(copied)[-1]["validation_error_percent"]
+    assert (
+        record.error
+        == epoch_metrics.read_metrics(copied)[-1]["validation_error_percent"]
+    )
     list(report.write(copied.parent))
     assert re.search(
         r"\| digits \| supervised, batch_size=120, latent_dim=8, width=0.05 \| .* "

@@ -17,11 +17,11 @@ import pytest
 from PIL import Image
 
 from configs import digits
-from kln_jax import training
 from kln_jax.analysis import __main__ as command
 from kln_jax.analysis import view
-from kln_jax.checkpoint import Checkpoints
 from kln_jax.datasets import Dataset
+from kln_jax.storage.checkpoints import Checkpoints
+from kln_jax.training import experiment
 
 SECTIONS = [
     "Curves",
@@ -625,7 +625,7 @@ def workdir(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("run")
     config = digits.get_config()
     config.update(width=0.05, latent_dim=4)
-    program = training.make_program(config, training._load(config))
+    program = experiment.make_program(config, experiment._load(config))
     (workdir / "config.json").write_text(config.to_json())
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         checkpoints.save(0, program.init(jax.random.key(config.seed)))

@@ -1,0 +1,1 @@
+"""Kernels, the CMMD and what belongs to it; this room needs JAX alone."""

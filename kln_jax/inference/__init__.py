@@ -1,0 +1,1 @@
+"""Trained networks: KLN for scikit-learn, and commands that predict and export."""

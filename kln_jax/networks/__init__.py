@@ -1,0 +1,1 @@
+"""The paper's networks, and the layers that they are made of."""

@@ -1,0 +1,1 @@
+"""What a run writes: whole files, checkpoints, metrics and its working directory."""

@@ -1,0 +1,353 @@
+"""python -m kln_jax.inference.predict, on a run whose data set is gone."""
+
+import io
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import PIL.Image
+import pytest
+
+from configs import mnist
+from kln_jax import datasets
+from kln_jax.inference import export, predict, trained_network
+from kln_jax.storage import working_directory
+from kln_jax.storage.checkpoints import Checkpoints
+from kln_jax.training import compiled
+from tests import small_run
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_run.finished(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def expected(small):
+    """Class names, their probabilities and errors of the images of the run."""
+    unit = small.images.astype(np.float32) / 255
+    outputs = small_run.predict(small)
+    p = np.asarray(jax.nn.softmax(outputs.logits))
+    errors = np.square(unit - outputs.reconstruction).sum(axis=(1, 2, 3))
+    names = [small_run.CLASS_NAMES[i] for i in p.argmax(axis=1)]
+    assert set(names) == set(small_run.CLASS_NAMES)  # Or there is little to see.
+    return names, p, errors
+
+
+@pytest.fixture
+def folder(small, tmp_path):
+    """The first six images, in files of several kinds, and what is no image."""
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    images = [PIL.Image.fromarray(image[..., 0]) for image in small.images[:6]]
+    images[0].save(folder / "0.png")
+    images[1].convert("RGB").save(folder / "1.PNG")
+    images[2].convert("RGBA").save(folder / "2.png")
+    images[3].resize((56, 56), PIL.Image.Resampling.NEAREST).save(folder / "3.png")
+    images[4].save(folder / "4.jpg", quality=100)
+    images[5].save(folder / "more" / "5.png")
+    (folder / ".hidden.png").write_text("")
+    (folder / ".thumbnails").mkdir()
+    images[0].save(folder / ".thumbnails" / "0.png")
+    (folder / "notes.txt").write_text("")
+    (folder / "no image.png").mkdir()
+    return folder
+
+
+def _run(small, *arguments):
+    return predict.main([f"--workdir={small.workdir}", *map(str, arguments)])
+
+
+def _assert_rows(rows, expected, order, **tolerance):
+    names, p, errors = expected
+    assert [row["class"] for row in rows] == [names[i] for i in order]
+    for row, i in zip(rows, order, strict=True):
+        assert row["probability"] == pytest.approx(p[i].max(), **tolerance)
+        assert row["reconstruction_error"] == pytest.approx(errors[i], **tolerance)
+
+
+def test_json_lines_say_what_the_network_says(small, expected, folder, capsys):
+    files = [folder / "more" / "5.png", folder / "0.png", folder / "0.png"]
+    assert _run(small, "--json", *files) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["image"] for row in rows] == list(map(str, files))
+    assert set(rows[0]) == {"image", "class", "probability", "reconstruction_error"}
+    _assert_rows(rows, expected, (5, 0, 0), rel=1e-4)
+
+
+def test_a_folder_is_read_in_order_whatever_the_kind_of_its_images(
+    small, expected, folder, capsys, monkeypatch
+):
+    monkeypatch.setattr(predict, "_CHUNK", 4)  # So that there are several.
+    assert _run(small, "--json", folder) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    places = [str(pathlib.Path(row["image"]).relative_to(folder)) for row in rows]
+    assert places == ["0.png", "1.PNG", "2.png", "3.png", "4.jpg", "more/5.png"]
+    # JPEG is not exact, nor is an enlarged image that was made small again.
+    _assert_rows([*rows[:3], rows[5]], expected, (0, 1, 2, 5), rel=1e-4)
+    _assert_rows(rows[3:5], expected, (3, 4), rel=0.1)
+
+
+def test_the_table_is_aligned(small, expected, folder, capsys):
+    names, p, errors = expected
+    files = {0: folder / "0.png", 5: folder / "more" / "5.png"}
+    assert len(names[0]) != len(names[5])
+    assert _run(small, *files.values()) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    column = head.index("image")
+    for line, (i, path) in zip(lines, files.items(), strict=True):
+        assert line[column:] == str(path)
+        assert line[:column].split("  ")[0] == names[i]
+        probability, error = map(float, line[len(names[i]) : column].split())
+        assert probability == pytest.approx(p[i].max(), abs=2e-4)
+        assert error == pytest.approx(errors[i], abs=0.01)
+
+
+def test_an_image_gets_the_margin_of_the_data_set(tmp_path, capsys):
+    config = mnist.get_config()
+    config.update(network="conv_large", image_size=32, width=0.01, latent_dim=2)
+    some = np.zeros((100, 32, 32, 1), np.uint8), np.arange(100) % 2
+    data = datasets.Dataset("mnist", "", *some, *some, ("0", "1"))
+    model = compiled.make_model(config, data)
+    state = compiled.make_program(config, data).init(jax.random.key(0))
+    working_directory.prepare(tmp_path, config, data, np.arange(100))
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(1, state)
+    image = np.random.default_rng(0).integers(0, 256, (28, 28), np.uint8)
+    PIL.Image.fromarray(image).save(tmp_path / "image.png")
+    arguments = [f"--workdir={tmp_path}", "--json", str(tmp_path / "image.png")]
+    assert predict.main(arguments) == 0
+    row = json.loads(capsys.readouterr().out)
+    said = trained_network.predict_in_batches(
+        model,
+        state,
+        np.pad(image, 2)[None, :, :, None],
+        reconstruction_reduction="sum",
+    )
+    assert row["reconstruction_error"] == pytest.approx(
+        said.reconstruction_error[0], rel=1e-5
+    )
+
+
+def test_paths_come_from_the_standard_input(
+    small, expected, folder, capsys, monkeypatch
+):
+    lines = f"{folder / '1.PNG'}\n\n{folder / 'more'}\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert _run(small, "--json", folder / "2.png", "-", folder / "0.png") == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    _assert_rows(rows, expected, (2, 1, 5, 0), rel=1e-4)
+
+
+def test_what_cannot_be_used_is_listed_and_the_rest_classified(
+    small, expected, folder, tmp_path, capsys
+):
+    (folder / "a.png").write_text("no image")
+    PIL.Image.new("L", (28, 20)).save(folder / "b.png")
+    (tmp_path / "empty").mkdir()
+    arguments = folder, tmp_path / "absent.png", tmp_path / "empty", folder / "0.png"
+    assert _run(small, "--json", *arguments) == 1
+    out, err = capsys.readouterr()
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert len(rows) == 7
+    _assert_rows([rows[0], rows[-1]], expected, (0, 0), rel=1e-4)
+    starts = [
+        (tmp_path / "empty", "holds no .png, .jpg or .jpeg file"),
+        (folder / "a.png", "cannot identify image file"),
+        (folder / "b.png", "is not square (28x20 pixels); crop or pad it"),
+        (tmp_path / "absent.png", "No such file or directory"),
+    ]
+    lines = err.splitlines()
+    assert len(lines) == len(starts)
+    for path, reason in starts:
+        start = f"kln_jax.inference.predict: error: {path}: {reason}"
+        assert any(line.startswith(start) for line in lines), (start, lines)
+
+
+def test_without_one_usable_image_there_is_no_traceback(small, tmp_path, capsys):
+    assert _run(small, tmp_path / "absent.png") == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_more_images_than_a_batch_are_the_same_in_any_number(small, expected):
+    images = np.concatenate([small.images] * 4)[:205]
+    trained = trained_network.load(small.workdir)
+    prediction = trained_network.predict_in_batches(
+        trained.model, trained.state, images, reconstruction_reduction="mean"
+    )
+    _, p, errors = expected
+    rows = np.arange(205) % 60
+    np.testing.assert_allclose(prediction.probabilities, p[rows], rtol=1e-4)
+    np.testing.assert_allclose(
+        prediction.reconstruction_error, errors[rows] / 784, rtol=1e-4
+    )
+    z = small_run.predict(small).z
+    np.testing.assert_allclose(prediction.z, z[rows], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["config.json", "data.json"])
+def test_a_description_that_is_damaged_or_missing_is_named(name, tmp_path, small):
+    shutil.copytree(small.workdir, tmp_path / "damaged")
+    for content, message in (
+        ("{", rf"{name} is damaged: .* Restore it"),
+        ("{}", rf"{name} of .* was written by another version of kln_jax: "),
+    ):
+        (tmp_path / "damaged" / name).write_text(content)
+        with pytest.raises(ValueError, match=message):
+            trained_network.load(tmp_path / "damaged")
+    (tmp_path / "damaged" / name).unlink()
+    with pytest.raises(ValueError, match=f"holds no run: {name} is missing"):
+        trained_network.load(tmp_path / "damaged")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 2, "the following arguments are required: --workdir, IMAGE"),
+        (["--workdir=a", "--jason", "b"], 2, "unrecognized arguments: --jason"),
+        (["--workdir=a", "b"], 1, "a holds no run: config.json is missing."),
+    ],
+)
+def test_an_error_is_one_line(
+    arguments, status, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        predict.main(arguments)
+    assert caught.value.code == status
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"kln_jax.inference.predict: error: {message}\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_best_state_is_asked_for(small, capsys):
+    with pytest.raises(SystemExit):
+        _run(small, "--best", "image.png")
+    assert "has no best checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [predict.main, export.main])
+def test_a_device_that_is_not_there_is_one_line(main, small, monkeypatch, capsys):
+    def no_device():
+        raise RuntimeError("Unable to initialize backend 'foo'")
+
+    monkeypatch.setattr(jax, "default_backend", no_device)
+    with pytest.raises(SystemExit, match="1"):
+        main([f"--workdir={small.workdir}", "OUT"])
+    line = "platform='cpu' is not to be had: Unable to initialize backend 'foo'\n"
+    assert capsys.readouterr().err.endswith(f"error: {line}")
+
+
+@pytest.mark.parametrize("module", ["predict", "export"])
+def test_help_answers_before_anything_heavy_is_loaded(module):
+    code = f"""
+import atexit, sys
+heavy = {{"flax", "optax", "orbax", "sklearn", "PIL"}}
+atexit.register(lambda: print("loaded:", sorted(heavy & set(sys.modules))))
+from kln_jax import {module}
+{module}.main(["--help"])
+"""
+    done = _python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert f"usage: python -m kln_jax.{module} --workdir=DIR" in done.stdout
+    assert "loaded: []" in done.stdout
+
+
+def test_whoever_reads_the_output_may_stop(small, folder):
+    # As in `python -m kln_jax.inference.predict ... | head -1`.
+    read, write = os.pipe()
+    os.close(read)
+    done = _python(
+        "-m",
+        "kln_jax.inference.predict",
+        f"--workdir={small.workdir}",
+        str(folder),
+        stdout=write,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_not_finite_is_an_error(small, folder, capsys, monkeypatch):
+    trained = trained_network.load(small.workdir)
+    nan = jax.tree.map(lambda leaf: leaf * np.nan, trained.state.params)
+    diverged = trained._replace(state=trained.state.replace(params=nan))
+    monkeypatch.setattr(trained_network, "load", lambda *_, **__: diverged)
+    image = folder / "0.png"
+    assert _run(small, "--json", image) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(
+        f"kln_jax.inference.predict: error: {image}: what the network says is "
+    )
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["predict", "export"])
+@pytest.mark.parametrize(
+    ("redirection", "message"),
+    [
+        (">/dev/full", "standard input or output: No space left on device"),
+        (">&-", "The standard output is closed."),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_line(
+    module, redirection, message, small, folder
+):
+    done = _python(
+        "-m",
+        f"kln_jax.{module}",
+        f"--workdir={small.workdir}",
+        str(folder / "0.png"),
+        redirection=redirection,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"kln_jax.{module}: error: {message}\n"
+
+
+def test_a_standard_input_that_is_closed_is_named(small, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert _run(small, "-") == 1
+    error = "kln_jax.inference.predict: error: -: the standard input is closed\n"
+    assert capsys.readouterr().err == error
+
+
+def test_what_an_encoding_lacks_is_escaped_but_no_byte_of_a_file_name(
+    small, folder, capfdbinary, monkeypatch
+):
+    names = [f"ö{name}" for name in small_run.CLASS_NAMES]
+    load = trained_network.load
+
+    def load_with_names(*arguments, **keywords):
+        return load(*arguments, **keywords)._replace(class_names=names)
+
+    monkeypatch.setattr(trained_network, "load", load_with_names)
+    name = os.fsencode(folder / "0") + b"\xff.png"
+    (folder / "0.png").rename(os.fsdecode(name))
+    with open(os.dup(1), "w", encoding="ascii") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert _run(small, os.fsdecode(name)) == 0
+    line = capfdbinary.readouterr().out.splitlines()[1]
+    assert line.startswith(b"\\xf6")
+    assert line.endswith(name)
+
+
+def _python(*arguments, stdout=subprocess.PIPE, redirection=""):
+    command = [sys.executable, "-W", "error", *arguments]
+    return subprocess.run(
+        ["sh", "-c", f'"$@" {redirection}', "sh", *command],
+        cwd=ROOT,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=False,
+    )

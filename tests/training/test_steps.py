@@ -1,0 +1,520 @@
+"""The step on 1, 2, 4 and 8 devices, on batches whose shards differ strongly."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+from configs import digits
+from kln_jax.discrepancies import kernels
+from kln_jax.networks import models
+from kln_jax.training import (
+    augmentation,
+    configuration,
+    objectives,
+    optimizers,
+    parallel,
+    steps,
+)
+
+KERNEL = kernels.gaussian_mixture()
+BATCH, CLASSES, STEPS = 16, 3, 5
+SHAPES = {"mnist": (28, 28, 1), "conv_large": (32, 32, 3)}
+OBJECTIVE = functools.partial(
+    objectives.kln_objective,
+    kernel=KERNEL,
+    label_kernel=kernels.linear,
+    ridge=0.1,
+    reconstruction_weight=0.1,
+    confidence_weight=1.0,
+)
+
+
+def _model(network="mnist"):
+    return models.build(
+        network,
+        image_shape=SHAPES[network],
+        num_classes=CLASSES,
+        width=1 / 16,
+        latent_dim=8,
+        axis_name=steps.AXIS,
+    )
+
+
+def _optimizer(learning_rate=5e-4):
+    return optimizers.optimizer(
+        "sgd",
+        optimizers.step_schedule(learning_rate),
+        weight_decay=5e-4,
+        clip_norm=10.0,
+    )
+
+
+def _state(network="mnist", optimizer=None):
+    init = functools.partial(
+        steps.init_state,
+        _model(network),
+        optimizer or _optimizer(),
+        image_shape=SHAPES[network],
+        mean=jnp.full(SHAPES[network][-1], 0.4),
+        std=jnp.full(SHAPES[network][-1], 0.3),
+    )
+    return jax.jit(init)(jax.random.key(0))
+
+
+def _data(network="mnist", size=40):
+    """Images from black to glaring, so that no two shards are alike."""
+    rng = np.random.default_rng(0)
+    scale = np.linspace(0, 255, size)[:, None, None, None] ** 1.0
+    images = rng.uniform(0, 1, (size, *SHAPES[network])) * scale
+    return steps.TrainingData(
+        jnp.asarray(images, jnp.uint8),
+        jnp.asarray(np.arange(size) % CLASSES, jnp.int32),
+        jnp.arange(0, size, 2, dtype=jnp.int32),
+    )
+
+
+@functools.cache
+def _train(
+    network="mnist",
+    devices=1,
+    optimizer=None,
+    objective=OBJECTIVE,
+    shared_batch=False,
+    shared_rows=False,
+    **options,
+):
+    """Returns a function (state, data, key, steps to make) -> (state, history)."""
+    step = steps.make_train_step(
+        _model(network),
+        optimizer or _optimizer(),
+        objective,
+        objectives.reconstruction_error,
+        kernel=KERNEL,
+        diagnostics=functools.partial(
+            objectives.gram_diagnostics, kernel=KERNEL, ridge=0.1
+        ),
+        diagnose_every=STEPS,
+        shared_batch=shared_batch,
+        **options,
+    )
+    over_devices = functools.partial(
+        parallel.data_parallel,
+        axis_name=steps.AXIS,
+        devices=jax.devices()[:devices],
+    )
+    draw = over_devices(
+        steps.make_epoch_rows(
+            batch_size=BATCH,
+            steps_per_epoch=STEPS,
+            shared_batch=shared_batch or shared_rows,
+        )
+    )
+    train = over_devices(steps.make_train_steps(step, steps_per_epoch=STEPS))
+
+    def run(state, data, key, num_steps=STEPS):
+        rows = draw(data, key, state.step // STEPS)
+        return train(state, data, rows, key, np.int32(num_steps))
+
+    return run
+
+
+KEY = jax.random.key(7)
+
+
+# One network is trained with all that is random, dropout being its own.
+RANDOM = {"mnist": {}, "conv_large": dict(crop_padding=2, flip=True)}
+
+
+@functools.cache
+def _trained(network, devices):
+    train = _train(network, devices, **RANDOM[network])
+    return jax.device_get(train(_state(network), _data(network), KEY))
+
+
+# The second network differs by its dropout and augmentation; one number will do.
+@pytest.mark.parametrize(
+    ("network", "devices"),
+    [("mnist", 2), ("mnist", 4), ("mnist", 8), ("conv_large", 4)],
+)
+def test_any_number_of_devices_is_the_same_training(network, devices):
+    state, metrics = _trained(network, devices)
+    expected_state, expected_metrics = _trained(network, 1)
+    chex.assert_trees_all_close(metrics, expected_metrics, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(
+        (state.params, state.batch_stats),
+        (expected_state.params, expected_state.batch_stats),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+    # And it is training: the parameters moved by far more than that.
+    moved = jax.tree.map(
+        lambda a, b: np.abs(a - b).max(), state.params, _state(network).params
+    )
+    assert max(jax.tree.leaves(moved)) > 1e-4
+
+
+@functools.cache
+def _first_step():
+    """The state after one step of plain gradient descent with rate 1, and its rows."""
+    sgd = optax.sgd(1.0)
+    state = _state(optimizer=sgd)
+    after, metrics = _train(devices=4, optimizer=sgd)(state, _data(), KEY, 1)
+    data, length = _data(), STEPS * BATCH
+
+    def rows(purpose, size):
+        key = jax.random.fold_in(jax.random.fold_in(KEY, purpose), 0)
+        return steps.epoch_order(key, size, length)[:BATCH]
+
+    rows_s = data.labelled[rows(steps.Purpose.ORDER_S, len(data.labelled))]
+    rows_t = rows(steps.Purpose.ORDER_T, len(data.images))
+    return state, after, metrics, rows_s, rows_t
+
+
+def test_the_gradient_is_that_of_the_global_batch():
+    state, after, metrics, rows_s, rows_t = _first_step()
+    data = _data()
+    images = augmentation.to_unit(data.images[jnp.concatenate([rows_s, rows_t])])
+    model = models.build(
+        "mnist",
+        image_shape=SHAPES["mnist"],
+        num_classes=CLASSES,
+        width=1 / 16,
+        latent_dim=8,
+    )
+
+    def loss(params):
+        outputs, updated = model.apply(
+            {"params": params, "batch_stats": state.batch_stats},
+            augmentation.normalise(images, state.mean, state.std),
+            train=True,
+            mutable=["batch_stats"],
+        )
+        batch = objectives.Batch(
+            features_s=outputs.z[:BATCH],
+            y_s=jax.nn.one_hot(data.labels[rows_s], CLASSES),
+            logits_s=outputs.logits[:BATCH],
+            features_t=outputs.z[BATCH:],
+            logits_t=outputs.logits[BATCH:],
+            reconstruction=objectives.reconstruction_error(
+                images, outputs.reconstruction
+            ),
+        )
+        value, _ = OBJECTIVE(batch)
+        return value, updated["batch_stats"]
+
+    grad = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (value, batch_stats), gradient = grad(state.params)
+    np.testing.assert_allclose(metrics["loss"][0], value, rtol=1e-5)
+    actual = jax.tree.map(lambda a, b: a - b, state.params, after.params)
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(gradient))
+    chex.assert_trees_all_close(actual, gradient, rtol=1e-4, atol=1e-5 * scale)
+    chex.assert_trees_all_close(after.batch_stats, batch_stats, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        metrics["gradient_norm"][0], optax.tree.norm(gradient), rtol=1e-4
+    )
+    for part in ("encoder", "decoder", "classifier"):
+        np.testing.assert_allclose(
+            metrics[f"gradient_norm_{part}"][0],
+            optax.tree.norm(gradient[part]),
+            rtol=1e-4,
+        )
+
+
+def _rows(epoch):
+    draw = steps.make_epoch_rows(batch_size=BATCH, steps_per_epoch=STEPS)
+    return draw(_data(), KEY, jnp.int32(epoch))
+
+
+def test_labelled_batches_take_labelled_rows_only():
+    rows, labelled = _rows(0), _data().labelled
+    assert np.isin(rows.s, labelled).all()
+    assert not np.isin(rows.t, labelled).all()
+
+
+def test_rows_of_each_epoch_are_drawn_anew():
+    first, second = _rows(0), _rows(1)
+    assert (first.s != second.s).any()
+    assert (first.t != second.t).any()
+
+
+def test_predictions_are_counted_by_class():
+    _, _, metrics, _, _ = _first_step()
+    assert metrics["predicted"].shape == (STEPS, CLASSES)
+    assert metrics["predicted"].sum() == BATCH  # Of the one step that was made.
+
+
+def test_logged_kernel_means_are_those_of_pairs():
+    z = jnp.array([[0.0], [1.0], [0.0], [5.0]])
+    labels = jnp.array([0, 0, 1, 1])
+    gram = KERNEL(z, z)
+    sums = steps._kernel_sums(gram, labels)
+    same = [gram[0, 1], gram[2, 3]]
+    different = [gram[0, 2], gram[0, 3], gram[1, 2], gram[1, 3]]
+    np.testing.assert_allclose(sums["kernel_same_sum"], 2 * sum(same), rtol=1e-6)
+    np.testing.assert_allclose(
+        sums["kernel_different_sum"], 2 * sum(different), rtol=1e-6
+    )
+    assert (sums["kernel_same_count"], sums["kernel_different_count"]) == (4, 8)
+
+
+def test_epoch_order_takes_each_row_once_before_any_twice():
+    order = np.asarray(steps.epoch_order(jax.random.key(0), 7, 18))
+    assert order.dtype == np.int32
+    assert sorted(order[:7]) == sorted(order[7:14]) == list(range(7))
+    assert len(set(order[14:])) == 4
+    assert (order[:7] != order[7:14]).any()
+    other = np.asarray(steps.epoch_order(jax.random.key(1), 7, 18))
+    assert (order != other).any()
+
+
+@pytest.mark.parametrize(
+    ("network", "devices"), [("mnist", 1), ("mnist", 4), ("conv_large", 4)]
+)
+def test_an_epoch_in_parts_is_bit_for_bit_the_same_epoch(network, devices):
+    data, train = _data(network), _train(network, devices, **RANDOM[network])
+    expected, metrics = _trained(network, devices)
+    state, parts = _state(network), []
+    for num_steps in (2, 0, 1, 9):  # At most to the end of what is asked for.
+        state, part = train(state, data, KEY, min(num_steps, STEPS - int(state.step)))
+        parts.append(part)
+    chex.assert_trees_all_equal(state, expected)
+    # Where one part made a step, the others are zero.
+    chex.assert_trees_all_equal(
+        jax.tree.map(lambda *part: np.sum(part, axis=0, dtype=part[0].dtype), *parts),
+        metrics,
+    )
+
+
+def _with_z(batch):
+    loss, terms = OBJECTIVE(batch)
+    return loss, {**terms, "z": batch.features_s}
+
+
+@pytest.mark.parametrize(
+    ("network", "options"),
+    [("mnist", dict(crop_padding=2, flip=True)), ("conv_large", {})],
+    ids=["augmentation", "dropout"],
+)
+def test_augmentation_and_dropout_are_drawn_anew_in_each_step(network, options):
+    # All images are one, and the parameters stay: what is left is the key.
+    still, data = optax.sgd(0.0), _data(network)
+    data = data._replace(images=jnp.repeat(data.images[-1:], len(data.images), axis=0))
+    train = _train(network, optimizer=still, objective=_with_z, **options)
+    _, history = train(_state(network, still), data, KEY, 2)
+    assert history["healthy"][:2].all()
+    assert np.abs(history["z"][0] - history["z"][1]).max() > 0.01
+
+
+@functools.cache
+def _objective_that_fails():
+    """Returns an objective that is NaN at the third step, and all such steps."""
+    data = _data()
+    key = jax.random.fold_in(jax.random.fold_in(KEY, steps.Purpose.ORDER_S), 0)
+    order = steps.epoch_order(key, len(data.labelled), STEPS * BATCH)
+    labels = data.labels[data.labelled[order].reshape(STEPS, BATCH)]
+    counts = np.asarray((labels == 0).sum(axis=1))
+
+    def objective(batch):
+        loss, terms = OBJECTIVE(batch)
+        bad = jnp.sum(batch.y_s[:, 0]).astype(jnp.int32) == counts[2]
+        return jnp.where(bad, jnp.nan, loss), terms
+
+    return objective, np.flatnonzero(counts == counts[2])
+
+
+def test_the_state_stays_as_before_the_first_step_that_is_not_healthy():
+    objective, bad = _objective_that_fails()
+    stopped, metrics = _train(objective=objective)(_state(), _data(), KEY)
+    first_bad = bad[0]
+    assert int(stopped.step) == first_bad
+    assert int(stopped.skipped) == 0
+    assert np.isnan(metrics["loss"][first_bad])
+    assert not metrics["healthy"][first_bad]
+    assert (metrics["loss"][first_bad + 1 :] == 0).all()
+    # The failing step is diagnosed, the ones before it are not.
+    assert metrics["pivot_smallest"][first_bad] >= 0.1
+    assert (metrics["pivot_smallest"][:first_bad] == 0).all()
+    expected, _ = _train(objective=objective)(_state(), _data(), KEY, first_bad)
+    chex.assert_trees_all_equal(stopped, expected)
+    chex.assert_tree_all_finite((stopped.params, stopped.batch_stats))
+
+
+def test_steps_are_skipped_up_to_a_bound():
+    objective, bad = _objective_that_fails()
+    train = _train(objective=objective, max_skipped=STEPS - 1)
+    state, metrics = train(_state(), _data(), KEY)
+    assert (int(state.step), int(state.skipped)) == (STEPS, len(bad))
+    np.testing.assert_array_equal(np.flatnonzero(~metrics["healthy"]), bad)
+    chex.assert_tree_all_finite((state.params, state.batch_stats))
+    # The optimiser has not seen the skipped one.
+    before, _ = train(_state(), _data(), KEY, bad[0])
+    after, _ = train(before, _data(), KEY, 1)
+    chex.assert_trees_all_equal(
+        (after.params, after.batch_stats, after.opt_state),
+        (before.params, before.batch_stats, before.opt_state),
+    )
+    # With all skips used up it stops.
+    used = before.replace(skipped=jnp.int32(STEPS - 1))
+    stopped, _ = train(used, _data(), KEY, 1)
+    assert int(stopped.step) == bad[0]
+
+
+def test_a_gradient_beyond_the_bound_is_not_healthy():
+    _, metrics = _trained("mnist", 1)
+    loss, norm = (float(metrics[name][0]) for name in ("loss", "gradient_norm"))
+    assert norm > 1.5 * loss
+    state, _ = _train(bound=0.5 * (loss + norm))(_state(), _data(), KEY, 1)
+    assert int(state.step) == 0
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_loss_beyond_the_bound_is_not_healthy(sign):
+    def far(batch):
+        loss, terms = OBJECTIVE(batch)
+        return loss + sign * 1e6, terms  # Of the same gradient.
+
+    state, _ = _train(objective=far, bound=1e5)(_state(), _data(), KEY, 1)
+    assert int(state.step) == 0
+
+
+def test_devices_agree_on_whether_a_step_is_healthy():
+    def objective(batch):
+        loss, terms = OBJECTIVE(batch)
+        return jnp.where(lax.axis_index(steps.AXIS) == 1, 1e6, loss), terms
+
+    train = _train(devices=4, objective=objective, bound=1e5)
+    state, metrics = train(_state(), _data(), KEY, 1)
+    assert (int(state.step), bool(metrics["healthy"][0])) == (0, False)
+
+
+def test_the_last_step_of_an_epoch_is_diagnosed():
+    _, metrics = _train("mnist", 1)(_state(), _data(), KEY)
+    for name in ("pivot_smallest", "pivot_largest", "median_squared_distance"):
+        assert (metrics[name][:-1] == 0).all()
+        assert metrics[name][-1] > 0
+
+
+@pytest.mark.parametrize(("devices", "is_fixed"), [(4, False), (1, True)])
+def test_a_shared_batch_is_two_equal_ones_at_the_cost_of_one(devices, is_fixed):
+    counts = []
+
+    def embed(scale, images):
+        counts.append(len(images))
+        return scale * images.reshape(len(images), -1)
+
+    state, data = _state(), _data()._replace(embedding=jnp.float32(0.5))
+    # This network has no dropout, by which two equal batches would differ.
+    train = functools.partial(
+        _train, devices=devices, shared_rows=True, embed=embed if is_fixed else None
+    )
+    once = train(shared_batch=True)(state, data, KEY)
+    assert set(counts) == ({BATCH // devices} if is_fixed else set())
+    twice = train(shared_batch=False)(state, data, KEY)
+    chex.assert_trees_all_close(once, twice, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_of_cgmmn_there_is_one_gram_matrix(devices):
+    config = digits.get_config("cgmmn")
+    kernel, _ = configuration.kernels(config)
+
+    def objective(batch):
+        loss, terms = OBJECTIVE(batch)
+        s, t = batch.features_s, batch.features_t
+        grams = {"K_s": kernel(s, s), "K_t": kernel(t, t), "K_ts": kernel(t, s)}
+        return loss, {**terms, **grams, "features": s}
+
+    _, metrics = _train(
+        devices=devices,
+        objective=objective,
+        shared_batch=config.pairing == "shared",
+        embed=configuration.embed(config, _model()),
+    )(_state(), _data(), KEY, 1)
+    K_s, K_t, K_ts = (metrics[name][0] for name in ("K_s", "K_t", "K_ts"))
+    np.testing.assert_array_equal(K_t, K_s)
+    np.testing.assert_array_equal(K_ts, K_s)
+    _, _, _, rows, _ = _first_step()
+    pixels = np.float32(_data().images[rows]).reshape(BATCH, -1) / 255
+    np.testing.assert_allclose(metrics["features"][0], pixels, rtol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_with_a_fixed_embedding_the_kernel_does_not_depend_on_parameters(devices):
+    def embed(scale, images):
+        return scale * images.reshape(len(images), -1)
+
+    def objective(batch):
+        loss, terms = OBJECTIVE(batch)
+        features = {"s": batch.features_s, "t": batch.features_t}
+        return loss, {**terms, **features}
+
+    data = _data()._replace(embedding=jnp.float32(0.5))
+    state, train = _state(), _train(devices=devices, objective=objective, embed=embed)
+    other = state.replace(params=jax.tree.map(lambda leaf: 1.1 * leaf, state.params))
+    features = []
+    for start in (state, other):
+        _, metrics = train(start, data, KEY, 1)
+        features.append((metrics["s"][0], metrics["t"][0]))
+        # The classifier learns from it all the same, and so does the autoencoder.
+        for part in ("encoder", "decoder", "classifier"):
+            assert metrics[f"gradient_norm_{part}"][0] > 0
+    chex.assert_trees_all_equal(*features)
+    _, _, _, rows_s, rows_t = _first_step()
+    for found, rows in zip(features[0], (rows_s, rows_t), strict=True):
+        pixels = 0.5 * np.float32(data.images[rows]).reshape(BATCH, -1) / 255
+        np.testing.assert_allclose(found, pixels, rtol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("size", [1, 10, 33])
+def test_evaluation_counts_every_image_once(devices, size):
+    data, state = _data(size=size), _state()
+    evaluate = parallel.data_parallel(
+        steps.make_evaluate(_model(), objectives.reconstruction_error, batch_size=10),
+        axis_name=steps.AXIS,
+        devices=jax.devices()[:devices],
+    )
+    sums = evaluate(state, data.images, data.labels)
+    outputs = jax.jit(functools.partial(steps.predict, _model()))(
+        state, augmentation.to_unit(data.images)
+    )
+    confusion = np.zeros((CLASSES, CLASSES), int)
+    np.add.at(confusion, (data.labels, np.argmax(outputs.logits, axis=1)), 1)
+    np.testing.assert_array_equal(sums["confusion"], confusion)
+    errors = np.square(augmentation.to_unit(data.images) - outputs.reconstruction)
+    np.testing.assert_allclose(sums["reconstruction"], errors.sum(), rtol=1e-5)
+
+
+def test_a_gather_needs_the_mean_of_gradients():
+    """What `lax.pmean` of the gradients in the step rests on."""
+    x = jnp.arange(8.0)
+
+    def device(_, w, x):
+        own = lax.dynamic_slice_in_dim(x, 2 * lax.axis_index("i"), 2)
+        loss = lambda w: jnp.sum(lax.all_gather(w * own, "i", tiled=True)) ** 2  # noqa: E731
+        return lax.pmean(jax.grad(loss)(w), "i")
+
+    mapped = jax.pmap(
+        device, "i", in_axes=(0, None, None), out_axes=None, devices=jax.devices()[:4]
+    )
+    np.testing.assert_allclose(
+        mapped(np.arange(4), jnp.float32(3.0), x), 2 * 3.0 * 28.0**2, rtol=1e-6
+    )
+
+
+def test_what_any_seed_wants_is_still_a_branch_under_vmap():
+    def diagnose(wanted, x):
+        return jax.lax.cond(steps._any_seed(wanted), jnp.square, jnp.zeros_like, x)
+
+    wanted, x = jnp.array([False, True, False]), jnp.arange(3.0)
+    program = str(jax.make_jaxpr(jax.vmap(diagnose))(wanted, x))
+    assert "cond[" in program
+    assert "select_n" not in program
+    np.testing.assert_array_equal(jax.vmap(diagnose)(wanted, x), [0, 1, 4])
+    np.testing.assert_array_equal(jax.vmap(diagnose)(wanted & False, x), [0, 0, 0])
