@@ -83,6 +83,7 @@ GROUPS = {
     "discrepancies.two_sample discrepancies.float_arrays",
     "Data": "datasets",
     "Networks": "networks networks.models networks.layers",
+    "Platform": "backend",
     "Files of a run": "storage storage.working_directory storage.checkpoints "
     "storage.epoch_metrics storage.whole_files",
     "Training": "training training.experiment training.configuration training.loop "

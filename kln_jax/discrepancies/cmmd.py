@@ -31,6 +31,7 @@ from jax import Array
 from jax.scipy.linalg import solve
 from jax.typing import ArrayLike
 
+from kln_jax import backend
 from kln_jax.discrepancies.float_arrays import (
     are_integers,
     as_floats,
@@ -436,7 +437,7 @@ def solve_both(
       The solutions, shapes ``(n_s, m_s)`` and ``(n_t, m_t)``.
     """
     fits = s[0].shape == t[0].shape and s[1].shape == t[1].shape
-    if fits and jax.default_backend() != "cpu":
+    if fits and not backend.is_cpu():
         K, B = (jnp.stack(pair) for pair in zip(s, t, strict=True))
         A = jax.vmap(_solve, in_axes=(0, 0, None))(K, B, ridge)
         return A[0], A[1]

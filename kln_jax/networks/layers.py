@@ -16,6 +16,8 @@ from flax.linen.dtypes import promote_dtype
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from kln_jax import backend
+
 Padding = str | Sequence[tuple[int, int]]
 Pads = tuple[tuple[int, int], tuple[int, int]]
 
@@ -167,7 +169,7 @@ def _products_beat_convolutions() -> bool:
     # XLA:CPU runs the gradients of convolutions by the kernel, and those of strided
     # ones by the images, many times slower than the products they equal, most of all
     # inside a compiled loop. On other devices convolutions are the safe choice.
-    return jax.default_backend() == "cpu"
+    return backend.is_cpu()
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

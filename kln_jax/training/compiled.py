@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from kln_jax import datasets
+from kln_jax import backend, datasets
 from kln_jax.networks import models
 from kln_jax.training import (
     configuration,
@@ -179,7 +179,7 @@ def _quickly() -> dict[str, int] | None:
     XLA:CPU would optimise the random numbers of all layers for seconds, to save
     milliseconds, and with no other values but for rounding.
     """
-    if jax.default_backend() == "cpu":
+    if backend.is_cpu():
         return {"xla_backend_optimization_level": 1}
     return None
 

@@ -18,6 +18,7 @@ from flax import struct
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from kln_jax import backend
 from kln_jax.discrepancies.kernels import Kernel
 from kln_jax.networks.models import KLN, Outputs
 from kln_jax.training import augmentation
@@ -473,7 +474,7 @@ def over_seeds(function: Callable[..., T], in_axes: Sequence[Any]) -> Callable[.
     Returns:
       The function of all seeds, whose results have them on axis 0.
     """
-    if jax.default_backend() == "cpu":
+    if backend.is_cpu():
         function = jax.custom_batching.sequential_vmap(function)
     return jax.vmap(function, in_axes)
 
