@@ -59,9 +59,11 @@ def main(argv: Sequence[str]) -> None:
             _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
         )
         with interruption.Interruption() as stop:
-            experiment.train_and_evaluate(
+            result = experiment.train_and_evaluate(
                 _CONFIG.value, _WORKDIR.value, interruption=stop
             )
+        if result:
+            print(experiment.summary(result))
         return
     except interruption.Interrupted as stopped:
         print(stopped, file=sys.stderr)

@@ -106,7 +106,7 @@ def predict(
       The `Prediction`.
     """
     unit = augmentation.to_unit(images)
-    outputs = steps.predict(model, state, unit)
+    outputs = steps.apply_trained(model, state, unit)
     error = functools.partial(
         objectives.reconstruction_error, reduction=reconstruction_reduction
     )

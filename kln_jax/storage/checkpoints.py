@@ -22,11 +22,6 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 from kln_jax.storage import whole_files
 
 logger = logging.getLogger("kln_jax")
-# Orbax logs, with a traceback, what fails in its threads. It is raised as well, and
-# said in one line.
-logging.getLogger("absl").addFilter(
-    lambda record: not (record.exc_info and "orbax" in record.pathname)
-)
 
 State = TypeVar("State")
 Arrays = Mapping[str, np.ndarray]
@@ -35,8 +30,6 @@ _CHECKSUMS = "checksums.json"
 # What Orbax names a tree that is given no name.
 _ITEM = "default"
 _HISTORY = "history"
-# Where Orbax writes the error.
-_ERROR = "metrics/metrics"
 
 
 class CheckpointError(RuntimeError):
@@ -65,41 +58,23 @@ class Checkpoints:
 
     Args:
       directory: Where they lie; made if it is absent.
-      keep_last: How many of the newest to keep.
-      keep_best: How many of those with the smallest error to keep beside them.
+      keep: How many of the newest to keep.
+      process: The number of this process; no other one saves.
       read_only: Whether to change nothing, as another process may be writing there.
-
-    Raises:
-      CheckpointError: If the error of a checkpoint is damaged.
     """
 
     def __init__(
         self,
         directory: pathlib.Path,
         *,
-        keep_last: int = 2,
-        keep_best: int = 0,
+        keep: int = 2,
+        process: int = 0,
         read_only: bool = False,
     ) -> None:
         self._directory = directory
-        self._keep_best = keep_best
         self._damaged: list[int] = []
-        kept: list[preservation_policy.PreservationPolicy] = [
-            preservation_policy.LatestN(keep_last)
-        ]
-        if keep_best:
-            kept.append(
-                preservation_policy.BestN(
-                    get_metric_fn=lambda metrics: -_error(metrics),
-                    n=keep_best,
-                    keep_checkpoints_without_metrics=False,
-                )
-            )
         if not read_only:
             directory.mkdir(parents=True, exist_ok=True)
-        knows_errors = keep_best > 0 or read_only
-        if knows_errors:
-            _check_errors(directory)
         self._manager = ocp.CheckpointManager(
             directory.resolve(),
             # Without it Orbax takes all for damaged if the newest is empty.
@@ -107,23 +82,22 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(
                 create=False,
                 cleanup_tmp_directories=not read_only,
-                preservation_policy=preservation_policy.AnyPreservationPolicy(kept),
-                best_fn=_error if knows_errors else None,
-                best_mode="min",
+                preservation_policy=preservation_policy.LatestN(keep),
                 # Called once all is written, before the directory gets its name.
                 async_options=ocp.options.AsyncOptions(
                     post_finalization_callback=self._write_checksums
                 ),
                 # Of several processes only this one comes here.
                 multiprocessing_options=ocp.options.MultiprocessingOptions(
-                    primary_host=jax.process_index(),
-                    active_processes={jax.process_index()},
+                    primary_host=process,
+                    active_processes={process},
                 ),
             ),
         )
 
     def __enter__(self) -> Self:
         """Returns itself."""
+        logging.getLogger("absl").addFilter(_is_no_traceback_of_orbax)
         return self
 
     def __exit__(
@@ -141,22 +115,16 @@ class Checkpoints:
             logger.error("%s", failure)  # Beside the error that ended the run.
         else:
             self._manager.close()
+        finally:
+            logging.getLogger("absl").removeFilter(_is_no_traceback_of_orbax)
 
-    def save(
-        self,
-        step: int,
-        state: State,
-        history: Arrays | None = None,
-        *,
-        error: float | None = None,
-    ) -> None:
-        """Saves a state, unless that step is there already, with its error if given.
+    def save(self, step: int, state: State, history: Arrays | None = None) -> None:
+        """Saves a state, unless that step is there already.
 
         Args:
           step: Its number.
           state: A tree of arrays.
           history: Metrics to save with it, by name.
-          error: What the best are chosen by; None if it is not known.
 
         Raises:
           CheckpointError: If this or the previous one could not be written.
@@ -165,9 +133,6 @@ class Checkpoints:
             self._manager.delete(damaged)
         self._damaged = []
         if step in self._manager.all_steps():
-            is_new = error is not None and self._error_of(step) == float("inf")
-            if self._keep_best and is_new:
-                self._add_error(step, error)
             return
         # A copy: on CPU these are the very arrays that the next step overwrites.
         tree = jax.tree.map(
@@ -176,9 +141,7 @@ class Checkpoints:
         )
         try:
             self._manager.save(
-                step,
-                args=ocp.args.Composite(**{_ITEM: ocp.args.StandardSave(tree)}),
-                metrics={"error": error} if self._keep_best else None,
+                step, args=ocp.args.Composite(**{_ITEM: ocp.args.StandardSave(tree)})
             )
         except Exception as failure:
             raise self._not_written(failure) from failure
@@ -194,29 +157,20 @@ class Checkpoints:
         except Exception as failure:
             raise self._not_written(failure) from failure
 
-    def restore(self, like: State, *, best: bool = False) -> Restored | None:
-        """Restores the newest checkpoint that is whole, or the best.
+    def restore(self, like: State) -> Restored | None:
+        """Restores the newest checkpoint that is whole.
 
         Args:
           like: A state whose structure, shapes and dtypes the result has.
-          best: Whether to take the one with the smallest error.
 
         Returns:
           The state with its step and history, or None if there is no checkpoint at all.
 
         Raises:
           CheckpointError: If there are checkpoints, but none is whole.
-          ValueError: If the checkpoint is of another layout, or there is no best.
+          ValueError: If the checkpoint is of another layout.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
-        if best:
-            known = [step for step in steps if self._error_of(step) < float("inf")]
-            if not known:
-                raise ValueError(
-                    f"{self._directory} has no best checkpoint: none was saved with "
-                    "its validation error, which keep_best does."
-                )
-            steps = [min(known, key=self._error_of)]
         reasons = []
         for i, step in enumerate(steps):
             try:
@@ -245,21 +199,6 @@ class Checkpoints:
                 f"one, or remove {self._directory} to start anew."
             )
         return None
-
-    def _error_of(self, step: int) -> float:
-        found = self._manager.metrics(step)
-        return _error(found) if found else float("inf")
-
-    def _add_error(self, step: int, error: float | None) -> None:
-        """Adds its error to a checkpoint, which is never away for that."""
-        self.wait()
-        path = self._directory / str(step) / _ERROR
-        try:
-            path.parent.mkdir(exist_ok=True)
-            whole_files.write_json(path, {"error": error})
-        except OSError as failure:
-            raise self._not_written(failure) from failure
-        self._manager.reload()
 
     def _read(self, step: int) -> dict[str, np.ndarray]:
         """Reads all arrays of a checkpoint by name, once its files are checked."""
@@ -313,6 +252,11 @@ class Checkpoints:
         )
 
 
+def _is_no_traceback_of_orbax(record: logging.LogRecord) -> bool:
+    """Leaves out what Orbax logs of failures in its threads: it raises them as well."""
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
 def _named_arrays(tree: Any) -> dict[str, Any]:
     """Returns the leaves of a tree by their dotted names, in order."""
     return {
@@ -334,24 +278,6 @@ def _checksums(directory: pathlib.Path) -> Iterator[tuple[str, str]]:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             yield str(path.relative_to(directory)), digest
-
-
-def _check_errors(directory: pathlib.Path) -> None:
-    """Refuses the damaged error of a checkpoint, which Orbax would not name."""
-    for path in directory.glob(f"*/{_ERROR}"):
-        if not path.parents[1].name.isdecimal():  # It is being written.
-            continue
-        try:
-            _error(json.loads(path.read_text()))
-        except (ValueError, TypeError, KeyError) as failure:
-            raise CheckpointError(
-                f"{path} is damaged ({_cause(failure)}). Remove it: its checkpoint "
-                "then is one without its validation error."
-            ) from failure
-
-
-def _error(metrics: Any) -> float:
-    return float("inf") if metrics["error"] is None else float(metrics["error"])
 
 
 def _cause(failure: Exception) -> str:

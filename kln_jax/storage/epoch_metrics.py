@@ -1,9 +1,8 @@
-"""Metrics of an epoch, and where they go: JSON lines, TensorBoard, progress bar."""
+"""Metrics of an epoch, and where they go: JSON lines and TensorBoard."""
 
 from __future__ import annotations
 
 import json
-import logging
 import pathlib
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -11,7 +10,6 @@ from typing import Any, Self
 
 import numpy as np
 from tensorboardX import SummaryWriter
-from tqdm import tqdm
 
 from kln_jax.storage import whole_files
 
@@ -144,13 +142,6 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     return [epochs[epoch] for epoch in sorted(epochs)]
 
 
-def progress_bar(num_epochs: int, *, done: int) -> tqdm:
-    """Makes a bar over epochs; it is disabled where output is not a terminal."""
-    return tqdm(
-        total=num_epochs, initial=done, unit="epoch", disable=None, dynamic_ncols=True
-    )
-
-
 def mean_and_spread(values: Sequence[float]) -> str:
     """Writes the mean of percentages, and of several their standard deviation.
 
@@ -166,35 +157,3 @@ def mean_and_spread(values: Sequence[float]) -> str:
     """
     text = f"{np.mean(values):.2f}"
     return f"{text} ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else text
-
-
-def show(
-    bar: tqdm, seeds: Sequence[Mapping[str, float]], logger: logging.Logger
-) -> None:
-    """Shows an epoch on the bar, or as a line of the log where there is no bar.
-
-    Args:
-      bar: From `progress_bar`.
-      seeds: Metrics of the epoch, of each seed that is trained; their means are shown,
-        and the standard deviation of their errors.
-      logger: Where the line goes.
-    """
-    scalars = {name: [one[name] for one in seeds if name in one] for name in seeds[0]}
-    shown = {
-        name.removesuffix("_percent").replace("_", " "): f"{np.mean(scalars[name]):.4g}"
-        for name in ("loss", "cmmd", "reconstruction", "confidence")
-        if name in scalars
-    }
-    for name in ("test_error_percent", "validation_error_percent"):
-        if name in scalars:
-            shown[name.removesuffix("_percent").replace("_", " ")] = (
-                f"{mean_and_spread(scalars[name])} %"
-            )
-    bar.set_postfix(shown, refresh=False)
-    bar.update()
-    if not bar.disable:
-        return
-    epoch, total = int(seeds[0]["epoch"]), bar.total
-    seconds_left = seeds[0]["wall_seconds"] / epoch * (total - epoch)
-    text = ", ".join(f"{name} {value}" for name, value in shown.items())
-    logger.info("epoch %d/%d: %s, %.0f s left", epoch, total, text, seconds_left)

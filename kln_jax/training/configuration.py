@@ -19,7 +19,7 @@ from kln_jax.discrepancies.kernels import (
     linear,
 )
 from kln_jax.networks import models
-from kln_jax.training import fixed_embeddings, objectives, optimizers, parallel, steps
+from kln_jax.training import fixed_embeddings, objectives, optimizers, steps
 
 # By the key kernel_on: from the network to what the kernel acts on, None for its Z.
 _EMBEDDINGS: dict[str, Callable[[models.KLN], Any]] = {
@@ -30,6 +30,18 @@ _EMBEDDINGS: dict[str, Callable[[models.KLN], Any]] = {
         fixed_embeddings.encode, model=model
     ),
 }
+
+# Keys that say where a run computes, not what: a run may be resumed with others.
+WHEREABOUTS = (
+    "data_dir",
+    "platform",
+    "compilation_cache",
+    "profile",
+    "checkpoint_every",
+    "checkpoint_every_steps",
+    "keep_last",
+    "keep_best",
+)
 
 # How many keys `jax.random.key` makes.
 _NUM_SEEDS = 2**32
@@ -149,45 +161,6 @@ def validate(config: ConfigDict) -> None:
     check_ridge(
         config.ridge, config.batch_size, jnp.dtype(jnp.float32), largest_value(kernel)
     )
-
-
-def check_devices(config: ConfigDict) -> None:
-    """Refuses devices that a run cannot use, once JAX is started.
-
-    Args:
-      config: The configuration.
-
-    Raises:
-      ValueError: If the batch does not divide over them, or if there are more than the
-        one that several seeds take.
-    """
-    parallel.check_batch_size(config.batch_size)
-    count, devices = config.num_seeds, jax.device_count()
-    if count > 1 and devices > 1:
-        raise ValueError(
-            f"num_seeds={count} trains on one device, but JAX has {devices} in "
-            f"{jax.process_count()} processes: let it see one (for GPUs, "
-            f"CUDA_VISIBLE_DEVICES=0), or train each with num_seeds=1 "
-            f"(seed={config.seed}, ...)."
-        )
-
-
-def of_each_seed(config: ConfigDict) -> dict[str, ConfigDict]:
-    """Returns the configuration of each seed, by the name of its directory.
-
-    Args:
-      config: The configuration; with ``num_seeds`` 1 it is that of the one seed, whose
-        directory has no name of its own.
-    """
-    if config.num_seeds == 1:
-        return {"": config}
-    configs = {}
-    for i in range(config.num_seeds):
-        own = config.copy_and_resolve_references()
-        own.update(num_seeds=1, seed=config.seed + i)
-        own.split_seed = config.split_seed + i
-        configs[str(own.seed)] = own
-    return configs
 
 
 def model(

@@ -1,176 +1,122 @@
-"""Runs: trained from a configuration, and read back."""
+"""Experiments: trained, resumed and evaluated as a configuration says."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import logging
 import pathlib
 import platform
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import zlib
+from collections.abc import Mapping
+from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from kln_jax import datasets
-from kln_jax.networks import models
-from kln_jax.storage import epoch_metrics, whole_files, working_directory
-from kln_jax.training import configuration, fixed_embeddings, parallel, steps
-from kln_jax.training.compiled import make_model, make_program
+from kln_jax.storage import whole_files, working_directory
+from kln_jax.training import (
+    configuration,
+    fixed_embeddings,
+    parallel,
+    steps,
+)
+from kln_jax.training.compiled import compile_functions
 from kln_jax.training.interruption import Interruption
-from kln_jax.training.loop import NOTHING_NEW, Ended, Training
+from kln_jax.training.loop import NOTHING_NEW, DivergenceError, Ended, TrainingLoop
 from kln_jax.training.steps import TrainState
 
 logger = logging.getLogger("kln_jax")
 
 
-class DivergenceError(RuntimeError):
-    """A loss, gradient or parameter is not finite or too large; the message says it."""
-
-
-class Run(NamedTuple):
-    """A run read back from its working directory.
-
-    Attributes:
-      config: Its configuration.
-      data: Its data set.
-      labelled: Rows of the labelled images.
-      model: Its network.
-      state: Its newest state, or its best.
-    """
-
-    config: ConfigDict
-    data: datasets.Dataset
-    labelled: np.ndarray
-    model: models.KLN
-    state: TrainState
-
-
 @parallel.lost_processes_said()
 def train_and_evaluate(
     config: ConfigDict,
-    workdir: str | None = None,
+    workdir: str | pathlib.Path | None = None,
     *,
     interruption: Interruption | None = None,
 ) -> dict[str, Any]:
-    """Trains and evaluates as a configuration says, or goes on with it.
+    """Trains and evaluates as a configuration says, or resumes the run.
 
     The working directory gets ``config.json``, ``data.json`` (names of the classes,
     shape and number of the images), ``labelled.npy`` (rows of the labelled images),
     ``metrics.jsonl`` (a line an epoch), ``tensorboard/``, ``checkpoints/`` and, at the
     end, ``result.json``. Of several processes only the first reads and writes it.
-    With ``num_seeds`` above 1 it gets such a directory for each seed instead, named
-    by it. Its end clears JAX's caches of compiled functions, of all that the process
-    has compiled.
 
     Args:
-      config: All keys of ``configs/default.py``.
+      config: The configuration.
       workdir: Working directory; None makes a fresh one below ``runs/``.
       interruption: Signals to listen to; none by default.
 
     Returns:
-      The content of ``result.json``; with ``num_seeds`` above 1 that of each seed, by
-      the name of its directory. Of several processes the first returns it, and the
-      others an empty dictionary.
+      The content of ``result.json``. Of several processes the first returns it, and
+      the others an empty dictionary.
 
     Raises:
       ValueError: If the configuration, the data, the device or the working directory
         will not do, or another process trains there.
-      DivergenceError: If training diverges; the last healthy state is saved. Of
-        several seeds the others are trained to their end before.
+      DivergenceError: If training diverges; the last healthy state is saved.
       CheckpointError: If no checkpoint can be written, or none of those read.
       Interrupted: If a signal came; the state is saved.
       LostProcessError: If another process is gone.
     """
     configuration.validate(config)
     parallel.choose_platform(config.platform)
-    configuration.check_devices(config)
-    parallel.cache_compilations(config.compilation_cache)
+    parallel.check_batch_size(config.batch_size)
     logger.info(parallel.describe())
-    is_main = parallel.is_main()
-    if not is_main:
-        logger.setLevel(logging.ERROR)  # The first one says the rest.
     interruption = interruption or Interruption()
-    place = pathlib.Path(workdir) if workdir and is_main else None
-    # By the name of its directory in that place: "" is the place itself.
-    configs = configuration.of_each_seed(config)
-    with interruption.may_leave(lambda: NOTHING_NEW):
-        if place:
-            working_directory.check_place(place, config)
-            for name, own in configs.items():
-                working_directory.check(place / name, own)
-        finished = [
-            bool(place and (place / name / "result.json").exists()) for name in configs
-        ]
-        moved = place is not None and any(
-            working_directory.reads_elsewhere(place / name, config) for name in configs
-        )
-        *finished, moved = parallel.from_main(np.asarray([*finished, moved])).tolist()
-        if all(finished) and not moved:  # It may be that the data are no longer there.
-            return _finished(place, list(configs))
-        with parallel.main_first():  # It prepares and caches what the others read.
-            data = _load(config)
-        working_directory.check_everywhere(data)
-        if place:
-            for name in configs:
-                working_directory.check_data(place / name, data)
-        if all(finished):
-            return _finished(place, list(configs))
-        _warn_of_shared_images(data)
-        left = [name for name, done in zip(configs, finished, strict=True) if not done]
-        labelled = []
-        for name in left:
-            directory = place / name if place else None
-            rows = working_directory.labelled_rows(
-                directory, configs[name], data.train_labels
+    with contextlib.ExitStack() as stack:
+        directory = None
+        if parallel.is_main():
+            directory = (
+                pathlib.Path(workdir).expanduser()
+                if workdir
+                else working_directory.make_fresh(f"{config.dataset}-{config.variant}")
             )
-            labelled.append(parallel.from_main(rows))
-        program = make_program(config, data, several=config.num_seeds > 1)
-
-    directories: list[pathlib.Path | None] = [None] * len(left)
-    held = contextlib.ExitStack()
-    if is_main:
-        place = place or working_directory.fresh(config)
-        directories = [place / name for name in left]
-        print(f"Working directory: {place}", flush=True)
-        for name, rows in zip(left, labelled, strict=True):
-            working_directory.prepare(place / name, configs[name], data, rows)
-            held.enter_context(working_directory.held(place / name))
-    with held, parallel.programs_forgotten():
-        embedding = _embedding(config, data, labelled[0], directories[0], interruption)
-        training = Training(
-            [configs[name] for name in left],
-            data,
-            labelled,
-            program,
-            interruption,
-            embedding,
-        )
-        ended = training.run(directories, show=is_main)
-    failures = {
-        name: one.failure for name, one in zip(left, ended, strict=True) if one.failure
-    }
-    results = {}
-    if place:
-        for name, one in zip(left, ended, strict=True):
-            if one.failure:
-                whole_files.write_json(place / name / "diverged.json", one.failure)
-            else:
-                result = _result(configs[name], data, one, seeds_at_once=len(left))
-                whole_files.write_json(place / name / "result.json", result)
-                (place / name / "diverged.json").unlink(missing_ok=True)
-        results = {
-            name: _read_result(place / name)
-            for name in configs
-            if (place / name / "result.json").exists()
-        }
-        if results:
-            print(f"{_closing(list(results.values()))}\nEverything lies in {place}.")
-    if failures:
-        raise DivergenceError(_failure(failures, len(configs)))
-    return results.get("", results)
+            # Before anything in it is read, so that what is checked stays so.
+            stack.enter_context(working_directory.held(directory))
+            logger.info("working directory: %s", directory)
+        with interruption.may_leave(lambda: NOTHING_NEW):
+            result, is_finished, moved = None, False, False
+            if directory:
+                _check_directory(directory, config)
+                is_finished = (directory / "result.json").exists()
+                moved = working_directory.reads_elsewhere(directory, config.data_dir)
+                result = _read_result(directory) if is_finished else None
+            is_finished, moved = map(
+                bool, parallel.from_main(np.asarray([is_finished, moved]))
+            )
+            if is_finished and not moved:  # The data may no longer be there.
+                return result or {}
+            data = load_data(config)
+            _check_everywhere(data)
+            if directory:
+                working_directory.check_data(directory, about(data))
+            if is_finished:
+                return result or {}
+            labelled = parallel.from_main(_labelled_rows(directory, config, data))
+            compiled = compile_functions(config, data)
+        if directory:
+            working_directory.prepare(
+                directory, json.loads(config.to_json()), about(data), labelled
+            )
+        try:
+            embedding = _fit_embedding(config, data, labelled, directory, interruption)
+            loop = TrainingLoop(
+                config, compiled, data, labelled, interruption, embedding
+            )
+            ended = loop.run(directory, show=parallel.is_main())
+        except DivergenceError as error:
+            if directory:
+                working_directory.write_failure(directory, str(error))
+            raise
+        if directory is None:
+            return {}
+        result = _result(config, data, ended)
+        working_directory.write_result(directory, result)
+        return result
 
 
 def train_in_memory(
@@ -179,20 +125,17 @@ def train_in_memory(
     labelled: np.ndarray,
     *,
     show: bool = False,
-) -> Run:
+) -> TrainState:
     """Trains on a data set that is at hand, and writes nothing.
 
-    At its end JAX's caches of compiled functions are cleared, the caller's among them.
-
     Args:
-      config: All keys of ``configs/default.py``, of which those that say how data are
-        loaded and where it computes may be left out.
+      config: The configuration; keys that say how data are loaded are not read.
       data: The data set.
       labelled: Rows of its labelled images.
-      show: Whether to show each epoch, on a bar or in the log.
+      show: Whether to show the progress, on a bar or in the log.
 
     Returns:
-      The trained `Run`.
+      The trained state.
 
     Raises:
       ValueError: If the configuration or the data will not do.
@@ -200,55 +143,118 @@ def train_in_memory(
     """
     configuration.validate(config)
     parallel.choose_platform("")
-    configuration.check_devices(config)
-    program, interruption = make_program(config, data), Interruption()
-    with parallel.programs_forgotten():
-        embedding = _embedding(config, data, labelled, None, interruption)
-        training = Training(
-            [config], data, [labelled], program, interruption, embedding
-        )
-        state = _run_alone(training, None, show=show)
-    return Run(config, data, labelled, make_model(config, data), state)
+    parallel.check_batch_size(config.batch_size)
+    compiled, interruption = compile_functions(config, data), Interruption()
+    embedding = _fit_embedding(config, data, labelled, None, interruption)
+    loop = TrainingLoop(config, compiled, data, labelled, interruption, embedding)
+    return loop.run(None, show=show).state
 
 
-def load_run(workdir: str | pathlib.Path, *, best: bool = False) -> Run:
-    """Reads a run back from its working directory.
+def load_data(config: ConfigDict) -> datasets.Dataset:
+    """Loads the data set of a configuration, and logs what it is.
 
     Args:
-      workdir: Working directory of `train_and_evaluate`.
-      best: Whether to take the state with the smallest validation error, of a run
-        with ``keep_best``, instead of the newest.
-
-    Returns:
-      The `Run`.
+      config: The configuration.
 
     Raises:
-      ValueError: If there is no run, or none with such a checkpoint, or its data are
-        no longer those that it had.
-      CheckpointError: If its checkpoints are damaged.
+      DatasetError: If it is not there, or is not what the configuration says.
     """
-    directory = pathlib.Path(workdir)
-    config = working_directory.read_config(directory)
-    data = _load(config)
-    working_directory.check_data(directory, data)
-    labelled = working_directory.labelled_rows(directory, config, data.train_labels)
-    model = make_model(config, data)
-    image_shape = data.train_images.shape[1:]
-    state = working_directory.restore(directory, config, model, image_shape, best=best)
-    return Run(config, data, labelled, model, state)
+    with parallel.main_first():  # It prepares and caches what the others read.
+        data = datasets.load(
+            config.dataset,
+            data_dir=config.data_dir or None,
+            evaluate_on=config.evaluate_on,
+            validation_fraction=config.validation_fraction,
+            test_fraction=config.test_fraction,
+            use_extra=config.use_extra,
+            allow_partial_data=config.allow_partial_data,
+            image_size=config.image_size,
+        )
+    for line in data.summary():
+        logger.info(line)
+    if data.partial:
+        logger.warning("Only a part of %s is here; the result says so.", config.dataset)
+    return data
 
 
-def _run_alone(
-    training: Training, directory: pathlib.Path | None, *, show: bool
-) -> TrainState:
-    """Trains one seed to its end, and returns its last state."""
-    (ended,) = training.run([directory], show=show)
-    if ended.failure:
-        raise DivergenceError(ended.failure)
-    return ended.state
+def about(data: datasets.Dataset) -> dict[str, Any]:
+    """Returns what ``data.json`` says of a data set."""
+    return dict(
+        class_names=list(data.class_names),
+        image_shape=list(data.train_images.shape[1:]),
+        version=data.version,
+        partial=data.partial,
+        num_train_images=len(data.train_images),
+        num_eval_images=len(data.eval_images),
+    )
 
 
-def _embedding(
+def summary(result: Mapping[str, Any]) -> str:
+    """Says in one line how a run ended.
+
+    Args:
+      result: From `train_and_evaluate`.
+
+    Examples:
+      >>> result = dict(test_error_percent=25.0, num_test_images=8, epochs=2)
+      >>> summary(result | {"wall_seconds": 3.2})
+      'Test error 25.00 % (2 of 8 images) after 2 epochs, 3 s.'
+    """
+    part = "test" if "test_error_percent" in result else "validation"
+    count, error = result[f"num_{part}_images"], result[f"{part}_error_percent"]
+    return (
+        f"{part.capitalize()} error {error:.2f} % ({round(error * count / 100)} of "
+        f"{count} images) after {result['epochs']} epochs, "
+        f"{result['wall_seconds']:.0f} s."
+    )
+
+
+def _check_directory(directory: pathlib.Path, config: ConfigDict) -> None:
+    may_differ = set(configuration.WHEREABOUTS)
+    if config.allow_partial_data:  # What it allows, it need not find.
+        may_differ.add("allow_partial_data")
+    working_directory.check_config(
+        directory, json.loads(config.to_json()), may_differ=may_differ
+    )
+
+
+def _check_everywhere(data: datasets.Dataset) -> None:
+    """Refuses data that are not the same in all processes."""
+    checksum = zlib.crc32(json.dumps(about(data)).encode()) >> 1  # Of 31 bits.
+    (read,) = parallel.gather([checksum]).T
+    if (read != read[0]).any():
+        others = np.flatnonzero(read != read[0]).tolist()
+        raise ValueError(
+            f"Processes {others} read other data than process 0. Give all the same "
+            "data_dir, with the same files."
+        )
+    # Hashing 600,000 images of 32x32x3 takes some 7 s: little beside their epochs.
+    shared = datasets.shared_images(data.train_images, data.eval_images)
+    if shared:
+        logger.warning(
+            "%d of %d %s images are, pixel for pixel, also among the training images.",
+            shared,
+            len(data.eval_images),
+            data.evaluate_on,
+        )
+
+
+def _labelled_rows(
+    directory: pathlib.Path | None, config: ConfigDict, data: datasets.Dataset
+) -> np.ndarray:
+    """Returns the rows of the labelled images: those of an earlier start, if any."""
+    labels = data.train_labels
+    count = config.num_labels or len(labels)
+    if directory:
+        stored = working_directory.stored_rows(directory, count, len(labels))
+        if stored is not None:
+            return stored
+    if not config.num_labels:
+        return np.arange(count, dtype=np.int32)
+    return datasets.labelled_split(labels, count, seed=config.split_seed)
+
+
+def _fit_embedding(
     config: ConfigDict,
     data: datasets.Dataset,
     labelled: np.ndarray,
@@ -271,64 +277,21 @@ def _embedding(
     logger.info("training the autoencoder on which the kernel acts")
     alone = config.copy_and_resolve_references()
     alone.update(objective="reconstruction", kernel_on="z")
-    program = make_program(alone, data)
-    training = Training([alone], data, [labelled], program, interruption)
+    compiled = compile_functions(alone, data)
+    loop = TrainingLoop(alone, compiled, data, labelled, interruption)
     own = directory / "autoencoder" if directory else None
     try:
-        state = _run_alone(training, own, show=parallel.is_main())
+        state = loop.run(own, show=parallel.is_main()).state
     except DivergenceError as error:
-        failure = f"of the autoencoder, {error}"
-        if directory:
-            whole_files.write_json(directory / "diverged.json", failure)
-        raise DivergenceError(failure) from error
+        raise DivergenceError(f"of the autoencoder, {error}") from error
     return steps.without_optimizer(state)
-
-
-def _load(config: ConfigDict) -> datasets.Dataset:
-    data = datasets.load(
-        config.dataset,
-        data_dir=config.data_dir or None,
-        evaluate_on=config.evaluate_on,
-        validation_fraction=config.validation_fraction,
-        test_fraction=config.test_fraction,
-        use_extra=config.use_extra,
-        allow_partial_data=config.allow_partial_data,
-        image_size=config.image_size,
-    )
-    for line in data.summary():
-        logger.info(line)
-    if data.partial:
-        logger.warning("Only a part of %s is here; the result says so.", config.dataset)
-    return data
-
-
-def _warn_of_shared_images(data: datasets.Dataset) -> None:
-    # Hashing 600,000 images of 32x32x3 takes some 7 s: little beside their epochs.
-    shared = datasets.shared_images(data.train_images, data.eval_images)
-    if shared:
-        logger.warning(
-            "%d of %d %s images are, pixel for pixel, also among the training images.",
-            shared,
-            len(data.eval_images),
-            data.evaluate_on,
-        )
-
-
-def _finished(place: pathlib.Path | None, names: Sequence[str]) -> dict[str, Any]:
-    if place is None:
-        return {}
-    results = {name: _read_result(place / name) for name in names}
-    whole = "This run is" if len(names) == 1 else "These runs are"
-    print(f"{whole} finished; nothing is left to do.")
-    print(f"{_closing(list(results.values()))}\nEverything lies in {place}.")
-    return results.get("", results)
 
 
 def _read_result(directory: pathlib.Path) -> dict[str, Any]:
     path = directory / "result.json"
     result = whole_files.read_json(path)
     try:
-        _closing([result])
+        logger.info("this run is finished; nothing is left to do. %s", summary(result))
     except KeyError as error:
         raise whole_files.DamagedError(path, f"it has no {error}") from error
     except (TypeError, ValueError) as error:
@@ -336,55 +299,20 @@ def _read_result(directory: pathlib.Path) -> dict[str, Any]:
     return result
 
 
-def _result(
-    config: ConfigDict, data: datasets.Dataset, ended: Ended, *, seeds_at_once: int
-) -> dict[str, Any]:
-    part, state, scalars = config.evaluate_on, ended.state, ended.scalars
+def _result(config: ConfigDict, data: datasets.Dataset, ended: Ended) -> dict[str, Any]:
+    part = config.evaluate_on
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    versions = {name: importlib.metadata.version(name) for name in packages}
     return {
-        f"{part}_error_percent": scalars[f"{part}_error_percent"],
+        f"{part}_error_percent": ended.scalars[f"{part}_error_percent"],
         f"num_{part}_images": len(data.eval_labels),
         "epochs": config.num_epochs,
-        "steps": int(state.step),
-        "skipped_steps": int(state.skipped),
-        "wall_seconds": scalars["wall_seconds"],
-        "seeds_at_once": seeds_at_once,
+        "steps": int(ended.state.step),
+        "wall_seconds": ended.scalars["wall_seconds"],
         "seed": config.seed,
         "dataset": config.dataset,
         "variant": config.variant,
         "partial_data": data.partial,
-        "versions": _versions(),
-        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "versions": {"python": platform.python_version(), **versions},
+        "device": parallel.describe_devices(),
     }
-
-
-def _failure(failures: Mapping[str, str], count: int) -> str:
-    """Says which of so many seeds diverged; each has said before how it did."""
-    if count == 1:
-        return failures[""]
-    which = f"seed{'s' * (len(failures) > 1)} {', '.join(failures)}"
-    others = " The others are finished." if len(failures) < count else ""
-    return (
-        f"{len(failures)} of {count} seeds diverged, as said above: {which}. What they "
-        f"made before is saved.{others}"
-    )
-
-
-def _closing(results: Sequence[Mapping[str, Any]]) -> str:
-    """Says how runs of one or of several seeds ended."""
-    part = "test" if "test_error_percent" in results[0] else "validation"
-    count, epochs = results[0][f"num_{part}_images"], results[0]["epochs"]
-    errors = [result[f"{part}_error_percent"] for result in results]
-    of = f"{round(errors[0] * count / 100)} of {count} images"
-    if len(results) > 1:
-        of = f"mean ± standard deviation of {len(results)} seeds"
-    seconds = max(result["wall_seconds"] for result in results)
-    return (
-        f"{part.capitalize()} error {epoch_metrics.mean_and_spread(errors)} % ({of}) "
-        f"after {epochs} epochs, {seconds:.0f} s."
-    )
-
-
-def _versions() -> dict[str, str]:
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    versions = {name: importlib.metadata.version(name) for name in packages}
-    return {"python": platform.python_version(), **versions}

@@ -61,7 +61,7 @@ def encode(state: TrainState, images: Array, *, model: KLN) -> Array:
     Returns:
       Z, shape ``(n, latent_dim)``.
     """
-    return steps.predict(model, state, images).z
+    return steps.apply_trained(model, state, images).z
 
 
 def check_count(count: int, size: int) -> None:

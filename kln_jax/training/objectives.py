@@ -216,8 +216,21 @@ def _with_penalties(
     return loss, terms
 
 
+# What `gram_diagnostics` returns.
+DIAGNOSTICS = (
+    *("pivot_smallest", "pivot_largest", "median_squared_distance"),
+    *("kernel_same_sum", "kernel_same_count"),
+    *("kernel_different_sum", "kernel_different_count"),
+)
+
+
 def gram_diagnostics(
-    features_s: Array, features_t: Array, *, kernel: Kernel, ridge: float
+    features_s: Array,
+    features_t: Array,
+    labels_s: Array,
+    *,
+    kernel: Kernel,
+    ridge: float,
 ) -> dict[str, Array]:
     r"""Numbers that tell whether kernel and ridge fit the features.
 
@@ -229,24 +242,29 @@ def gram_diagnostics(
     Args:
       features_s: What the kernel acts on, for batch s, shape ``(n_s, d)``.
       features_t: The same for batch t, shape ``(n_t, d)``.
+      labels_s: Class numbers of batch s, shape ``(n_s,)``.
       kernel: Kernel on features.
       ridge: Regularisation of the CMMD.
 
     Returns:
-      ``pivot_smallest`` and ``pivot_largest``, in units of the kernel, and
+      ``pivot_smallest`` and ``pivot_largest``, in units of the kernel;
       ``median_squared_distance`` between different points of both batches, which a
-      bandwidth is to be compared with.
+      bandwidth is to be compared with; and sums and counts of the kernel's values over
+      pairs of s of the ``same`` class and of ``different`` classes, such as
+      ``kernel_same_sum``.
 
     Examples:
       >>> from kln_jax.discrepancies.kernels import gaussian_mixture
-      >>> z = jnp.array([[0.0], [100.0]])
-      >>> numbers = gram_diagnostics(z, z, kernel=gaussian_mixture(), ridge=0.5)
+      >>> z, kernel = jnp.array([[0.0], [100.0]]), gaussian_mixture()
+      >>> numbers = gram_diagnostics(z, z, jnp.arange(2), kernel=kernel, ridge=0.5)
       >>> print(f"{numbers['pivot_smallest']:.2f}")
       1.50
     """
     pivots: list[Array] = []
+    sums: dict[str, Array] = {}
     for x in (features_s, features_t):
         K = kernel(x, x)
+        sums = sums or _kernel_sums(K, labels_s)
         K_tilde = K + ridge * jnp.eye(len(x), dtype=K.dtype)
         if pivots:  # The zero makes the second one wait, as in `cmmd.solve_both`.
             K_tilde += 0.0 * pivots[0][0]
@@ -257,4 +275,16 @@ def gram_diagnostics(
         "pivot_smallest": jnp.min(jnp.concatenate(pivots)),
         "pivot_largest": jnp.max(jnp.concatenate(pivots)),
         "median_squared_distance": jnp.median(squared_distances(x, x)[rows, columns]),
+        **sums,
     }
+
+
+def _kernel_sums(K: Array, labels: Array) -> dict[str, Array]:
+    """Sums and counts of kernel values over pairs of the same and other classes."""
+    same = labels[:, None] == labels[None, :]
+    pairs = {"same": same & ~jnp.eye(len(labels), dtype=bool), "different": ~same}
+    sums = {}
+    for name, mask in pairs.items():
+        sums[f"kernel_{name}_sum"] = jnp.sum(jnp.where(mask, K, 0.0))
+        sums[f"kernel_{name}_count"] = jnp.sum(mask)
+    return sums

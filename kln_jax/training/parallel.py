@@ -173,7 +173,17 @@ def cluster(environment: Mapping[str, str]) -> str | None:
 
 def is_main() -> bool:
     """Whether this process is the one that reads and writes the working directory."""
-    return jax.process_index() == 0
+    return process_index() == 0
+
+
+def process_index() -> int:
+    """Returns the number of this process."""
+    return jax.process_index()
+
+
+def is_alone() -> bool:
+    """Whether there is no other process."""
+    return jax.process_count() == 1
 
 
 @contextlib.contextmanager
@@ -333,21 +343,6 @@ def cache_compilations(directory: str) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 
-@contextlib.contextmanager
-def programs_forgotten() -> Iterator[None]:
-    """Frees compiled programs at its end, for processes that train again and again.
-
-    JAX keeps those that pmap made for ever: those of some ninety runs fill the mappings
-    that Linux allows a process, and LLVM ends it with "Cannot allocate memory".
-    """
-    try:
-        yield
-    finally:
-        # Where process 0 is lost, JAX is about to abort: no time for that.
-        if not isinstance(sys.exception(), LostProcessError):
-            jax.clear_caches()
-
-
 def check_batch_size(batch_size: int) -> None:
     """Refuses a batch that does not divide over the devices.
 
@@ -367,8 +362,13 @@ def check_batch_size(batch_size: int) -> None:
         )
 
 
+def describe_devices() -> str:
+    """Returns the number and kind of all devices."""
+    return f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+
+
 def describe() -> str:
-    """Says which process this is and on what it runs."""
+    """Returns which process this is and on what it runs."""
     return (
         f"process {jax.process_index()} of {jax.process_count()}, "
         f"{jax.local_device_count()} local and {jax.device_count()} global devices, "
