@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: what a scheduler sends before it takes the machine away."""
+"""Signals that a scheduler or a person sends before the process has to end."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
 # "Temporary failure, try again", of sysexits.h: no other exit of ours has it.
 EXIT_CODE = 75
+
+
+# `timeout` and schedulers signal a process and its group: within so long a signal
+# counts once.
+_REPEAT_SECONDS = 1.0
+# All of them save. SIGHUP is a closed terminal, SIGUSR1 what SLURM sends if asked to.
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 
 
 class Interrupted(Exception):  # noqa: N818 - It is no error.
@@ -23,11 +31,12 @@ class Interrupted(Exception):  # noqa: N818 - It is no error.
 class Interruption:
     """Notices signals at once, even while compiled code runs.
 
-    Python answers a signal only between two of its own instructions, which can be
-    minutes apart while XLA compiles. So a thread waits for signals beside the main
-    one. The first signal sets `received`, for the main thread to look at between two
-    calls; where the main thread is in `may_leave`, the thread ends the process itself.
-    A second signal ends the process at once.
+    Python runs a plain signal handler only between two of its own instructions, which
+    can be a minute apart while XLA compiles or a large set is evaluated. So a thread
+    waits for signals beside the main one. The first signal sets `received`, for the
+    main thread to look at between two calls; where the main thread is in `may_leave`,
+    the thread ends the process itself. A signal more than a second later ends the
+    process at once. Signals that the process ignores, as under ``nohup``, stay ignored.
 
     Without entering it, as in a notebook, signals stay what they were.
 
@@ -51,9 +60,11 @@ class Interruption:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         # Without a handler of Python's, nothing would be written to the socket.
+        numbers = (getattr(signal, name) for name in _SIGNALS if hasattr(signal, name))
         self._handlers = {
             number: signal.signal(number, lambda *_: None)
-            for number in (signal.SIGTERM, signal.SIGINT)
+            for number in numbers
+            if signal.getsignal(number) != signal.SIG_IGN
         }
         self._wakeup = signal.set_wakeup_fd(
             self._writer.fileno(), warn_on_full_buffer=False
@@ -93,11 +104,15 @@ class Interruption:
                 self._leave = None
 
     def _listen(self) -> None:
+        first = 0.0
         while received := self._reader.recv(1):
             if received[0] not in self._handlers:
                 continue
             if self.received is not None:
+                if time.monotonic() - first < _REPEAT_SECONDS:
+                    continue
                 os._exit(128 + received[0])
+            first = time.monotonic()
             self.received = signal.Signals(received[0])
             # Not under the lock of the main thread's own block: it would wait for
             # itself if leaving fails, and a second signal must be heard meanwhile.

@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 # After so long without a sign of life a process counts as dead, and all end.
 _HEARTBEAT_SECONDS = 30
+# So long a process waits for the others at its start.
+_JOIN_SECONDS = 300
 _MIN_THREADS_FOR_FORCED_DEVICES = 32
 # JAX aborts the others once process 0 is gone; an error of all they say before.
 _LAST_WORDS_SECONDS = 1.0
@@ -48,6 +50,9 @@ def join_processes(
 
     Without arguments it joins where the environment is that of a task of SLURM or
     Open MPI, of an indexed Kubernetes job or of a TPU machine; else it does nothing.
+    ``num_processes=1`` alone trains in this process whatever the environment says.
+    JAX's own detection is not enough: it raises outside of a cluster, and takes a shell
+    in an allocation for one of its tasks.
     JAX finds the others there, under Open MPI if its launcher sets
     ``OMPI_MCA_orte_hnp_uri`` and under Kubernetes with the package ``kubernetes``.
     It must come before anything else of JAX. If the other processes do not come within
@@ -67,6 +72,8 @@ def join_processes(
         process_id=process_id,
     )
     missing = [name for name, value in given.items() if value is None]
+    if num_processes == 1 and len(missing) == 2:
+        return
     if 0 < len(missing) < len(given):
         raise ValueError(
             f"{' and '.join(missing)} missing: coordinator_address, num_processes and "
@@ -80,11 +87,18 @@ def join_processes(
     if place is None:
         return
     _give_threads_to_forced_devices()
+    logger.info(
+        "waiting for the other processes of %s, at most %d minutes; to train in this "
+        "process alone, give --num_processes=1",
+        place,
+        _JOIN_SECONDS // 60,
+    )
     try:
         jax.distributed.initialize(
             coordinator_address=coordinator_address,
             num_processes=num_processes,
             process_id=process_id,
+            initialization_timeout=_JOIN_SECONDS,
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=_HEARTBEAT_SECONDS,
         )
@@ -310,14 +324,15 @@ def choose_platform(platform: str) -> None:
             raise RuntimeError(f"JAX already runs on {found}.")
     except (RuntimeError, AssertionError) as error:
         jax.config.update("jax_platforms", before)  # Another call may ask for another.
-        # For CUDA without a GPU it is a bare assertion.
-        why = str(error) or (
-            "no NVIDIA GPU is visible (without platform or JAX_PLATFORMS it is what "
-            "there is)"
+        wanted = platform or before
+        # JAX names platforms of its own then, or says nothing at all.
+        why = (
+            "no GPU is visible to JAX, or JAX is installed without CUDA (pip install "
+            "'jax[cuda12]'). With platform='' it takes what is there."
+            if wanted in ("gpu", "cuda") and "already runs" not in str(error)
+            else one_line(error)
         )
-        raise ValueError(
-            f"platform={platform or before!r} is not to be had: {why}"
-        ) from error
+        raise ValueError(f"platform={wanted!r} is not available: {why}") from error
 
 
 def cache_compilations(directory: str) -> None:
