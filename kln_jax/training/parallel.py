@@ -248,7 +248,8 @@ def data_parallel(
 
     Every argument and result is the same on all devices, without a device axis:
     the step finds its share of the work by its index on the named axis, and must
-    reduce its results over that axis.
+    reduce its results over that axis. It is what `jax.pmap` does, by the function that
+    pmap itself is made of today: pmap never frees its programs.
 
     Args:
       step: The function of one device.
@@ -259,19 +260,28 @@ def data_parallel(
     Returns:
       The mapped, compiled function of the same arguments.
     """
-    mapped = jax.pmap(
-        lambda _, state, args: step(state, *args),
-        axis_name=axis_name,
-        in_axes=(0, None, None),
-        out_axes=None,
-        devices=devices,
-        # With several processes a donated state is lost: "Array has been deleted".
-        donate_argnums=(1,) if donate and jax.process_count() == 1 else (),
+    everywhere = jax.sharding.PartitionSpec()
+    mapped = jax.shard_map(
+        step,
+        mesh=_mesh(axis_name, devices),
+        in_specs=everywhere,
+        out_specs=everywhere,
+        # Each device computes its own part of a sum that the step itself makes.
+        check_vma=False,
     )
-    # pmap takes the number of devices from an argument with an axis.
-    local = jax.local_device_count() if devices is None else len(devices)
-    index = np.arange(local, dtype=np.int32)
-    return lambda state, *args: mapped(index, state, args)
+    # With several processes a donated state is lost: "Array has been deleted".
+    return jax.jit(mapped, donate_argnums=(0,) if donate and is_alone() else ())
+
+
+def _mesh(axis_name: str, devices: Sequence[jax.Device] | None) -> jax.sharding.Mesh:
+    """Returns all devices of all processes, or some of one, along an axis."""
+    # Not jax.make_mesh, which refuses GPUs of several machines.
+    devices = devices or [
+        device
+        for process in range(jax.process_count())
+        for device in jax.local_devices(process)
+    ]
+    return jax.sharding.Mesh(np.array(devices), (axis_name,))
 
 
 def replicate(tree: Any, *, axis_name: str) -> Any:
@@ -285,15 +295,9 @@ def replicate(tree: Any, *, axis_name: str) -> Any:
     Returns:
       The same arrays, on all devices.
     """
-    # In the order of pmap, for which other arrays would be laid out anew. That of
-    # jax.make_mesh is another on TPU, and it refuses GPUs of several machines.
-    devices = [
-        device
-        for process in range(jax.process_count())
-        for device in jax.local_devices(process)
-    ]
-    mesh = jax.sharding.Mesh(np.array(devices), (axis_name,))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    sharding = jax.sharding.NamedSharding(
+        _mesh(axis_name, None), jax.sharding.PartitionSpec()
+    )
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
     # device_put would send every array around to compare it.
