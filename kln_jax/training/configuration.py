@@ -220,8 +220,8 @@ is 0.9.
     crop_padding: int = _key(
         0,
         "Augmentation",
-        "Images are padded by so many reflected pixels and cropped at random. With 0 "
-        "they are not.",
+        "By how many reflected pixels images are padded, to be cropped at random. With "
+        "0 they are not cropped.",
         at_least=0,
     )
     flip: bool = _key(False, "Augmentation", "Whether images are mirrored at random.")
@@ -259,15 +259,16 @@ is 0.9.
     objective: Literal["cmmd", "cross_entropy", "reconstruction"] = _key(
         "cmmd",
         "Objective",
-        "cmmd is KLN. cross_entropy, a baseline, takes the place of the CMMD. "
-        "reconstruction trains the autoencoder alone.",
+        "What is minimised. With cmmd it is KLN. With cross_entropy, a baseline, that "
+        "takes the place of the CMMD. With reconstruction the autoencoder is trained "
+        "alone.",
     )
     kernel_on: Literal["z", "pixels", "pca", "autoencoder"] = _key(
         "z",
         "Objective",
-        "What the kernel of the CMMD acts on. z is KLN. The others are not learned "
-        "with it: pixels, latent_dim principal components of the training images "
-        "(pca), or the Z of an autoencoder that is trained first.",
+        "What the kernel of the CMMD acts on. With z it is KLN. The others are not "
+        "learned with it: pixels, latent_dim principal components of the training "
+        "images (pca), or the Z of an autoencoder that is trained first.",
     )
     bandwidths: tuple[float, ...] = _key(
         (1.0, 3.0, 5.0, 7.0, 9.0),
@@ -284,8 +285,8 @@ is 0.9.
     label_kernel: Literal["linear", "gaussian"] = _key(
         "linear",
         "Objective",
-        "The kernel on labels. gaussian is the paper's mixture of variances 1, 3, 5, "
-        "7 and 9.",
+        "The kernel on labels. With gaussian it is the paper's mixture of variances 1, "
+        "3, 5, 7 and 9.",
     )
     ridge: float = _key(
         0.1,
