@@ -86,10 +86,10 @@ GROUPS = {
     "Platform": "backend",
     "Files of a run": "storage storage.working_directory storage.checkpoints "
     "storage.epoch_metrics storage.whole_files",
-    "Training": "training training.experiment training.configuration training.loop "
-    "training.compiled training.steps training.objectives training.optimizers "
-    "training.augmentation training.fixed_embeddings training.parallel "
-    "training.interruption",
+    "Training": "training training.experiment training.configuration training.parts "
+    "training.loop training.compiled training.steps training.objectives "
+    "training.optimizers training.augmentation training.fixed_embeddings "
+    "training.parallel training.interruption",
     "Trained networks": "inference inference.estimator inference.trained_network "
     "inference.predict inference.export",
     "Analysis": "analysis analysis.suites analysis.runs analysis.report "

@@ -201,7 +201,8 @@ class KLNClassifier(
             of dtype uint8.
         """
         best = np.argmax(self.predict_proba(X), axis=1)
-        return self.classes_[best]
+        labels: np.ndarray = self.classes_[best]
+        return labels
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Predicts the probabilities of classes.
@@ -216,7 +217,8 @@ class KLNClassifier(
           ValueError: If X has another shape than that of `fit`, or only one of both is
             of dtype uint8.
         """
-        return self._predict(X).probabilities
+        probabilities: np.ndarray = self._predict(X).probabilities
+        return probabilities
 
     def transform(self, X: ArrayLike) -> np.ndarray:
         """Embeds images.
@@ -232,7 +234,8 @@ class KLNClassifier(
           ValueError: If X has another shape than that of `fit`, or only one of both is
             of dtype uint8.
         """
-        return self._predict(X).z
+        z: np.ndarray = self._predict(X).z
+        return z
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the fitted estimator to a file, which holds no code.
@@ -323,7 +326,7 @@ class KLNClassifier(
 
     @property
     def _n_features_out(self) -> int:
-        return self.config_["latent_dim"]
+        return int(self.config_["latent_dim"])
 
     def _restore(self, tree: dict[str, Any]) -> None:
         """Takes over a state, if it is one of this network."""

@@ -79,7 +79,7 @@ class Key:
     @property
     def description(self) -> str:
         """What the key means and which values are allowed, in sentences."""
-        return f"{self.doc} {self.allowed[0].upper()}{self.allowed[1:]}."
+        return f"{self.doc} It is {self.allowed}."
 
     def checked(self, value: Any) -> Any:
         """Returns a value in the type of the key.
