@@ -163,7 +163,7 @@ def test_compiled_programs_are_kept_unless_jax_is_told_otherwise(
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == f"Config {kept_in.replace('HOME', str(tmp_path))}"
+    assert done.stdout == f"Config {kept_in.replace('HOME', str(tmp_path))}\n"
 
 
 def test_a_run_ends_with_its_error_and_place(tmp_path):
@@ -198,7 +198,7 @@ def test_a_run_that_diverges_is_one_line(tmp_path):
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]
-    assert re.match(r"train\.py: error: cmmd is \S+ at step 0 \(pivots", line)
+    assert re.match(r"train\.py: error: \w+ is \S+ at step \d+ \(pivots", line)
     (reason,) = tmp_path.glob("runs/*/diverged.json")
     assert json.loads(reason.read_text()) in line
 
