@@ -1,6 +1,7 @@
 """Trains KLN: python train.py --config=configs/digits.py [--workdir=DIR]."""
 
 import logging
+import os
 import re
 import sys
 import traceback
@@ -9,9 +10,7 @@ from typing import NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
-from ml_collections import ConfigDict, config_flags
-
-from configs import default
+from ml_collections import config_flags
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
@@ -35,6 +34,10 @@ _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "The number of this one.")
 flags.mark_flag_as_required("config")
 
+# Where JAX keeps compiled programs for the next start, unless its own variable
+# JAX_COMPILATION_CACHE_DIR names a directory, or "" for none.
+_PROGRAMS = "~/.cache/kln_jax/xla"
+
 
 def main(argv: Sequence[str]) -> None:
     """Runs training; an error of the user's ends it in one line."""
@@ -45,22 +48,26 @@ def main(argv: Sequence[str]) -> None:
             "--config.variant names a run only. Put the variant after a colon, as in "
             "--config=configs/digits.py:semi"
         )
-    # After the flags, so that --help and a misspelt key answer at once.
+    # After the flags, so that --help answers at once.
     from kln_jax import datasets
     from kln_jax.storage import checkpoints
     from kln_jax.training import experiment, interruption, parallel
+    from kln_jax.training.configuration import Config
 
     logger = logging.getLogger("kln_jax")
     logger.addHandler(logging.StreamHandler())
     logger.setLevel(logging.INFO)
     logger.propagate = False
     try:
+        config = Config.from_mapping(_CONFIG.value)
+        if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+            parallel.cache_compilations(_PROGRAMS)
         parallel.join_processes(
             _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
         )
         with interruption.Interruption() as stop:
             result = experiment.train_and_evaluate(
-                _CONFIG.value, _WORKDIR.value, interruption=stop
+                config, _WORKDIR.value, interruption=stop
             )
         if result:
             print(experiment.summary(result))
@@ -99,17 +106,9 @@ def main(argv: Sequence[str]) -> None:
 def _parse_flags(argv: Sequence[str]) -> list[str]:
     try:
         remaining = flags.FLAGS(argv)
-        _check_keys(_CONFIG.value)
-    except AttributeError as error:
-        cause = error.args[0]
-        # That of ml_collections for a misspelt key; any other is the file's own.
-        if not isinstance(cause, KeyError):
-            _stop(cause)
-        # In a file it lists all other keys, with their values.
-        pattern = r'^Key "(\w+)" does not .* present: .*?}"'
-        text = re.sub(pattern, r"'\1'", str(cause.args[0]))
-        _stop(f"unknown configuration key {text}")
-    except (flags.Error, KeyError, TypeError, ValueError, OSError) as error:
+    except (AttributeError, KeyError) as error:
+        _stop(_of_key(error))
+    except (flags.Error, TypeError, ValueError, OSError) as error:
         # A wrong value, or a file that is missing or raises: the last line says why.
         _stop(str(error).strip().splitlines()[-1])
     except Exception as error:  # Whatever else the code of the file raises.
@@ -126,22 +125,19 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     return remaining
 
 
-def _check_keys(config: ConfigDict) -> None:
-    """Ends the process if a file has other keys than the default, or other types."""
-    known = default.get_config()
-    for name in sorted(set(config) - set(known)):
-        _stop(f"unknown configuration key {name!r}")
-    for name, like in known.items():
-        if name not in config:
-            _stop(f"configuration key {name!r} is missing; its default is {like!r}")
-        value, kind = config[name], type(like)
-        also = {float: int, tuple: list}.get(kind, kind)
-        is_no_number = isinstance(value, bool) and kind is not bool
-        if is_no_number or not isinstance(value, (kind, also)):
-            _stop(
-                f"{name}={value!r} must be of type {kind.__name__}, such as its "
-                f"default {like!r}"
-            )
+def _of_key(error: AttributeError | KeyError) -> object:
+    """Returns what to say of a name that does not exist, such as a misspelt key."""
+    from kln_jax.training.configuration import check_names
+
+    # That of ml_collections holds a KeyError, and lists all other keys.
+    cause = error.args[0] if isinstance(error.args[0], KeyError) else error
+    key = re.match(r"""(?:Key "|')(\w+)["']""", str(cause.args[0]))
+    if isinstance(cause, KeyError) and key:
+        try:
+            check_names([key[1]])
+        except ValueError as unknown:
+            return unknown
+    return str(error).strip().splitlines()[-1]
 
 
 def _stop(error: object) -> NoReturn:

@@ -1,7 +1,7 @@
 """How Sphinx makes the site from this folder.
 
 All that can be read is read when the site is built: the reference from docstrings, the
-keys from configs/default.py, the figures from the notebooks, which are run. A page
+keys from their declaration, the figures from the notebooks, which are run. A page
 asks no other host for anything: formulas are drawn here, as SVG.
 """
 
@@ -86,10 +86,10 @@ GROUPS = {
     "Platform": "backend",
     "Files of a run": "storage storage.working_directory storage.checkpoints "
     "storage.epoch_metrics storage.whole_files",
-    "Training": "training training.experiment training.configuration training.loop "
-    "training.compiled training.steps training.objectives training.optimizers "
-    "training.augmentation training.fixed_embeddings training.parallel "
-    "training.interruption",
+    "Training": "training training.experiment training.configuration training.parts "
+    "training.loop training.compiled training.steps training.objectives "
+    "training.optimizers training.augmentation training.fixed_embeddings "
+    "training.parallel training.interruption",
     "Trained networks": "inference inference.estimator inference.trained_network "
     "inference.predict inference.export",
     "Analysis": "analysis analysis.suites analysis.runs analysis.report "
@@ -115,38 +115,17 @@ def write_reference(app: Sphinx) -> None:
 
 
 def keys() -> str:
-    """Returns tables of all keys, each with an anchor, its default and its comment.
-
-    A comment is of all keys below it, up to the next comment.
-    """
-    source = (CONFIGS / "default.py").read_text().partition("return config")[0]
-    unread = set(importlib.import_module("configs.default").get_config())
+    """Returns a table of the keys of each group, each key with an anchor."""
+    fields = importlib.import_module("kln_jax.training.configuration").FIELDS
     lines: list[str] = []
-    group: list[tuple[str, str]] = []
-    comment: list[str] = []
-
-    def end_group() -> None:
-        if group:
-            names = "<br>".join(f"`{name}`{{#key-{name}}}" for name, _ in group)
-            values = "<br>".join(f"`{value}`" for _, value in group)
-            lines.append(f"| {names} | {values} | {' '.join(comment)} |")
-            group.clear()
-            comment.clear()
-
-    for line in map(str.strip, source.splitlines()):
-        if title := re.fullmatch(r"# --- (.+) ---", line):
-            end_group()
-            lines += ["", f"## {title[1]}", ""]
-            lines += ["| key | default | meaning |", "|:---|:---|:---|"]
-        elif line.startswith("# "):
-            end_group()
-            comment.append(line[2:].replace("|", r"\|"))
-        elif key := re.fullmatch(r"config\.(\w+) = (.+)", line):
-            group.append((key[1], key[2]))
-            unread.remove(key[1])
-    end_group()
-    if unread:
-        raise ValueError(f"configs/default.py has keys that are not read: {unread}.")
+    for group, members in itertools.groupby(fields.values(), lambda key: key.group):
+        lines += ["", f"## {group}", "", "| key | default | allowed | meaning |"]
+        lines += ["|:---|:---|:---|:---|"]
+        lines += [
+            f"| `{key.name}`{{#key-{key.name}}} | `{key.default!r}` | {key.allowed} | "
+            f"{key.doc} |"
+            for key in members
+        ]
     return "\n".join(lines)
 
 

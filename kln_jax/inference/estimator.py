@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import logging
@@ -10,6 +11,7 @@ import math
 import os
 import pathlib
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -19,7 +21,6 @@ import numpy as np
 import optax
 from flax import traverse_util
 from jax.typing import ArrayLike
-from ml_collections import ConfigDict
 from sklearn.base import (
     BaseEstimator,
     ClassifierMixin,
@@ -35,25 +36,12 @@ from kln_jax.inference import trained_network
 from kln_jax.networks import models
 from kln_jax.storage import whole_files
 from kln_jax.training import experiment, steps
+from kln_jax.training.configuration import FIELDS, Config
 
-# Keys of a configuration that have no meaning here, and those that have no choice.
-_RUN = dict(
-    evaluate_on="training",
-    num_labels=0,
-    split_seed=0,
-    profile=0,
-    checkpoint_every=1,
-    checkpoint_every_steps=0,
-    keep_last=1,
-    keep_best=0,
-    num_seeds=1,
-    on_nonfinite="stop",
-    max_skipped_steps=10,
-    divergence_bound=1e6,
-)
-
-_NOT_OF_CONFIG = ("image_shape", "random_state", "verbose")
-_FORMAT = "kln_jax.KLNClassifier/1"
+# The keys that are parameters. The others are of data on disk, of the process, or have
+# another name here.
+_KEYS = {k: key for k, key in FIELDS.items() if key.group not in ("Data", "Run")}
+_FORMAT = "kln_jax.KLNClassifier/2"
 
 
 class KLNClassifier(
@@ -86,42 +74,7 @@ class KLNClassifier(
     those of `fit`: uint8, or not.
 
     Args:
-      network: ``"mnist"`` or ``"mlp"`` (28x28), or ``"conv_large"`` (32x32).
-      width: Channels of hidden layers relative to the paper's.
-      latent_dim: Dimensions of Z.
-      normalise_z: Whether Z is batch-normalised after all.
-      dtype: Of the networks' computation: ``"float32"`` or ``"bfloat16"``.
-      objective: ``"cmmd"``, or ``"cross_entropy"`` or ``"reconstruction"`` alone in
-        its place, the baselines.
-      kernel_on: What the kernel acts on: ``"z"``, which is KLN, or something that is
-        not learned with it: ``"pixels"``, ``"pca"`` or ``"autoencoder"``.
-      bandwidths: Variances of the Gaussian kernels there.
-      kernel_reduction: Their ``"mean"`` or ``"sum"``, and that of those on labels.
-      label_kernel: Kernel on labels: ``"linear"`` or ``"gaussian"``.
-      label_bandwidths: Variances of the latter.
-      ridge: The paper's lambda.
-      pairing: Whether batch t has images of its own (``"independent"``) or those of s
-        (``"shared"``).
-      reconstruction_weight: The paper's beta (supervised), or beta 1.
-      reconstruction_reduction: ``"sum"`` over pixels, as in Equation 6, or ``"mean"``.
-      confidence_weight: The paper's beta 2 (semi-supervised).
-      num_epochs: Passes over all images.
-      batch_size: Images of s, and of t, in a step; a multiple of the number of
-        devices.
-      optimizer: ``"sgd"`` or ``"adam"``.
-      learning_rate: Its step size.
-      momentum: Of SGD.
-      b1: Of Adam.
-      b2: Of Adam.
-      weight_decay: L2 penalty on every parameter.
-      lr_milestones: Epochs at which the learning rate is multiplied by ``lr_decay``.
-      lr_decay: That factor.
-      warmup_steps: Steps over which the learning rate rises to its value; 0 for none.
-      clip_norm: Largest global norm of the gradients; 0 for none.
-      crop_padding: Random crops after padding by so many pixels; 0 for none.
-      flip: Whether images are mirrored at random.
-      normalise: Whether channels are normalised by the statistics of the training
-        images.
+      {keys}
       image_shape: Height and width, or height, width and channels, of images that are
         given as rows of features.
       random_state: Seed of initialisation, order, augmentation and dropout, as in
@@ -150,78 +103,21 @@ class KLNClassifier(
       (40, 4)
 
     References:
-      Equations 6 and 7 of arXiv 2008.10165.
+      Equations 9 and 10 of arXiv 2008.10165.
     """
 
     def __init__(
         self,
         *,
-        network: str = "mnist",
-        width: float = 1.0,
-        latent_dim: int = 128,
-        normalise_z: bool = False,
-        dtype: str = "float32",
-        objective: str = "cmmd",
-        kernel_on: str = "z",
-        bandwidths: Sequence[float] = (1.0, 3.0, 5.0, 7.0, 9.0),
-        kernel_reduction: str = "mean",
-        label_kernel: str = "linear",
-        label_bandwidths: Sequence[float] = (1.0, 3.0, 5.0, 7.0, 9.0),
-        ridge: float = 0.1,
-        pairing: str = "independent",
-        reconstruction_weight: float = 0.1,
-        reconstruction_reduction: str = "sum",
-        confidence_weight: float = 0.0,
-        num_epochs: int = 150,
-        batch_size: int = 100,
-        optimizer: str = "sgd",
-        learning_rate: float = 0.02,
-        momentum: float = 0.9,
-        b1: float = 0.9,
-        b2: float = 0.99,
-        weight_decay: float = 5e-4,
-        lr_milestones: Sequence[int] = (50, 100, 130),
-        lr_decay: float = 0.2,
-        warmup_steps: int = 0,
-        clip_norm: float = 10.0,
-        crop_padding: int = 0,
-        flip: bool = False,
-        normalise: bool = False,
         image_shape: tuple[int, ...] | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
+        **keys: Any,
     ) -> None:
-        self.network = network
-        self.width = width
-        self.latent_dim = latent_dim
-        self.normalise_z = normalise_z
-        self.dtype = dtype
-        self.objective = objective
-        self.kernel_on = kernel_on
-        self.bandwidths = bandwidths
-        self.kernel_reduction = kernel_reduction
-        self.label_kernel = label_kernel
-        self.label_bandwidths = label_bandwidths
-        self.ridge = ridge
-        self.pairing = pairing
-        self.reconstruction_weight = reconstruction_weight
-        self.reconstruction_reduction = reconstruction_reduction
-        self.confidence_weight = confidence_weight
-        self.num_epochs = num_epochs
-        self.batch_size = batch_size
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.momentum = momentum
-        self.b1 = b1
-        self.b2 = b2
-        self.weight_decay = weight_decay
-        self.lr_milestones = lr_milestones
-        self.lr_decay = lr_decay
-        self.warmup_steps = warmup_steps
-        self.clip_norm = clip_norm
-        self.crop_padding = crop_padding
-        self.flip = flip
-        self.normalise = normalise
+        if unknown := keys.keys() - _KEYS.keys():
+            raise TypeError(f"KLNClassifier has no parameters {sorted(unknown)}.")
+        for name, key in _KEYS.items():
+            setattr(self, name, keys.get(name, key.default))
         self.image_shape = image_shape
         self.random_state = random_state
         self.verbose = verbose
@@ -229,8 +125,7 @@ class KLNClassifier(
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Trains from the start.
 
-        At its end JAX's caches of compiled functions are cleared, the caller's among
-        them.
+        Fits of equal settings on data of equal shapes share their compiled programs.
 
         Args:
           X: Images or features, shape ``(n, h, w)``, ``(n, h, w, c)`` or ``(n, p)``.
@@ -246,10 +141,6 @@ class KLNClassifier(
         """
         # What fails below is then not fitted, rather than a mixture of two fits.
         self.__dict__.pop("state_", None)
-        if self.network not in list(models.SIDES):  # Of what has no hash, too.
-            raise ValueError(
-                f"network={self.network!r} must be one of {sorted(models.SIDES)}."
-            )
         flat, shape = _rows(X)
         if getattr(getattr(y, "dtype", None), "kind", "") == "T":
             y = np.asarray(y, object)  # scikit-learn does not know StringDType.
@@ -267,14 +158,14 @@ class KLNClassifier(
             None if flat.dtype == np.uint8 else (float(flat.min()), float(flat.max()))
         )
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
-        config = {**_RUN, **self.get_params(deep=False), "seed": seed}
-        for name in _NOT_OF_CONFIG:
-            del config[name]
-        self.config_ = {name: _plain(name, value) for name, value in config.items()}
+        keys = {name: _plain(name, getattr(self, name)) for name in _KEYS}
+        num_labels = 0 if labelled.all() else int(labelled.sum())
+        config = Config(**keys, seed=seed, num_labels=num_labels)
+        values = config.to_dict()
+        self.config_ = {name: values[name] for name in (*_KEYS, "seed")}
 
         images = self._images(flat)
         rows = np.flatnonzero(labelled).astype(np.int32)
-        num_labels = 0 if labelled.all() else len(rows)
         labels = np.zeros(len(flat), np.int32)
         labels[labelled] = numbers
         data = Dataset(
@@ -286,15 +177,13 @@ class KLNClassifier(
             eval_images=images[:1],
             eval_labels=labels[:1],
             class_names=tuple(map(str, self.classes_)),
+            evaluate_on="training",
         )
         with _shown() if self.verbose else contextlib.nullcontext():
-            run = experiment.train_in_memory(
-                ConfigDict({**self.config_, "num_labels": num_labels}),
-                data,
-                rows,
-                show=bool(self.verbose),
+            state = experiment.train_in_memory(
+                config, data, rows, show=bool(self.verbose)
             )
-        self.state_ = steps.without_optimizer(run.state)
+        self.state_ = steps.without_optimizer(state)
         return self
 
     def predict(self, X: ArrayLike) -> np.ndarray:
@@ -311,7 +200,8 @@ class KLNClassifier(
             of dtype uint8.
         """
         best = np.argmax(self.predict_proba(X), axis=1)
-        return self.classes_[best]
+        labels: np.ndarray = self.classes_[best]
+        return labels
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Predicts the probabilities of classes.
@@ -326,7 +216,8 @@ class KLNClassifier(
           ValueError: If X has another shape than that of `fit`, or only one of both is
             of dtype uint8.
         """
-        return self._predict(X).probabilities
+        probabilities: np.ndarray = self._predict(X).probabilities
+        return probabilities
 
     def transform(self, X: ArrayLike) -> np.ndarray:
         """Embeds images.
@@ -342,7 +233,8 @@ class KLNClassifier(
           ValueError: If X has another shape than that of `fit`, or only one of both is
             of dtype uint8.
         """
-        return self._predict(X).z
+        z: np.ndarray = self._predict(X).z
+        return z
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the fitted estimator to a file, which holds no code.
@@ -433,7 +325,7 @@ class KLNClassifier(
 
     @property
     def _n_features_out(self) -> int:
-        return self.config_["latent_dim"]
+        return int(self.config_["latent_dim"])
 
     def _restore(self, tree: dict[str, Any]) -> None:
         """Takes over a state, if it is one of this network."""
@@ -568,6 +460,29 @@ def _image_shape(
             f"Images of {shape[0]}x{shape[1]} pixels are not square; crop or pad them."
         )
     return shape
+
+
+def _declare_parameters() -> None:
+    """Gives the class the parameters of `_KEYS`, in its signature and docstring."""
+    signature = inspect.signature(KLNClassifier.__init__)
+    itself, *own, _ = signature.parameters.values()
+    declared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=key.default)
+        for name, key in _KEYS.items()
+    ]
+    # scikit-learn reads the names of the parameters from it.
+    KLNClassifier.__init__.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[itself, *declared, *own]
+    )
+    indents: dict[str, Any] = dict(initial_indent=" " * 6, subsequent_indent=" " * 8)
+    args = "\n".join(
+        textwrap.fill(f"{name}: {key.description}", 88, **indents)
+        for name, key in _KEYS.items()
+    )
+    KLNClassifier.__doc__ = (KLNClassifier.__doc__ or "").replace("      {keys}", args)
+
+
+_declare_parameters()
 
 
 @contextlib.contextmanager

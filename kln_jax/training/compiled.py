@@ -10,19 +10,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from kln_jax import backend
 from kln_jax.datasets import Dataset
-from kln_jax.networks.models import KLN
 from kln_jax.training import (
-    configuration,
     fixed_embeddings,
     objectives,
     parallel,
+    parts,
     steps,
 )
 from kln_jax.training.augmentation import channel_statistics
+from kln_jax.training.configuration import FIELDS, Config
 from kln_jax.training.steps import Method, Rows, TrainState
 
 logger = logging.getLogger("kln_jax")
@@ -38,22 +37,25 @@ class Compiled(NamedTuple):
     """The compiled functions of a run, each but the first over all devices.
 
     Attributes:
-      init: Makes the first state from a key.
+      init: Makes the first state from a key, and from mean and standard deviation of
+        each channel.
       draw_rows: Draws the images of an epoch.
       train: Makes some of its steps.
       evaluate: Counts the errors on other images.
       steps_per_epoch: Steps of an epoch.
+      channels: That mean and standard deviation.
     """
 
-    init: Callable[[jax.Array], TrainState]
+    init: Callable[[jax.Array, np.ndarray, np.ndarray], TrainState]
     draw_rows: Callable[..., Rows]
     train: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
     evaluate: Callable[..., dict[str, jax.Array]]
     steps_per_epoch: int
+    channels: tuple[np.ndarray, np.ndarray]
 
 
-def compile_functions(config: ConfigDict, data: Dataset) -> Compiled:
-    """Makes the functions of a run.
+def compile_functions(config: Config, data: Dataset) -> Compiled:
+    """Makes the functions of a run; runs that differ in their data alone share them.
 
     Args:
       config: The configuration.
@@ -63,57 +65,85 @@ def compile_functions(config: ConfigDict, data: Dataset) -> Compiled:
       ValueError: If the configuration and the images do not go together.
     """
     _check(config, data)
-    image_shape = data.train_images.shape[1:]
-    method = make_method(config, data)
+    shape = data.train_images.shape
+    # What no program depends on: which images there are, and where and how long a run
+    # computes.
+    others = {
+        name: key.default
+        for name, key in FIELDS.items()
+        if key.group in ("Data", "Run") or key.owner != "experiment"
+    }
+    init, draw_rows, train, evaluate, steps_per_epoch = _compile(
+        config.replace(**others), shape, len(data.class_names)
+    )
     mean, std = (
         channel_statistics(data.train_images)
         if config.normalise
-        else (np.zeros(image_shape[-1]), np.ones(image_shape[-1]))
+        else (np.zeros(shape[-1]), np.ones(shape[-1]))
+    )
+    return Compiled(
+        init=init,
+        draw_rows=draw_rows,
+        train=train,
+        evaluate=evaluate,
+        steps_per_epoch=steps_per_epoch,
+        channels=(mean, std),
     )
 
-    def init(key: jax.Array) -> TrainState:
+
+@functools.lru_cache(maxsize=4)
+def _compile(config: Config, shape: tuple[int, ...], num_classes: int) -> Any:
+    method = make_method(config, shape, num_classes)
+
+    def init(key: jax.Array, mean: np.ndarray, std: np.ndarray) -> TrainState:
         return steps.init_state(
             method.model,
             method.optimizer,
             key,
             mean=mean,
             std=std,
-            image_shape=image_shape,
+            image_shape=(shape[1], shape[2], shape[3]),
         )
 
-    def over_devices(function: Callable[..., T], *, donate: bool = False) -> Any:
+    def over_devices(
+        function: Callable[..., T], *, donate: bool = False
+    ) -> Callable[..., T]:
         of_method = functools.partial(function, method)
         return parallel.data_parallel(of_method, axis_name=steps.AXIS, donate=donate)
 
-    return Compiled(
-        init=jax.jit(init, compiler_options=_quickly()),
-        draw_rows=over_devices(steps.draw_rows),
-        train=over_devices(steps.train_steps, donate=True),
-        evaluate=over_devices(steps.evaluate),
-        steps_per_epoch=method.steps_per_epoch,
+    return (
+        jax.jit(init, compiler_options=_quickly()),
+        over_devices(steps.draw_rows),
+        over_devices(steps.train_steps, donate=True),
+        over_devices(steps.evaluate),
+        method.steps_per_epoch,
     )
 
 
-def make_method(config: ConfigDict, data: Dataset) -> Method:
+def make_method(config: Config, shape: tuple[int, ...], num_classes: int) -> Method:
     """Makes what a step consists of.
 
     Args:
       config: The configuration.
-      data: The data set.
+      shape: Shape of the training images, ``(N, h, w, c)``.
+      num_classes: Number of classes.
     """
-    steps_per_epoch = max(1, len(data.train_images) // config.batch_size)
-    model = make_model(config, data)
-    kernel, _ = configuration.kernels(config)
+    count, height, width, channels = shape
+    steps_per_epoch = max(1, count // config.batch_size)
+    model = parts.model(
+        config, image_shape=(height, width, channels), num_classes=num_classes
+    )
+    kernel, _ = parts.kernels(config)
     return Method(
         model=model,
-        optimizer=configuration.optimizer(config, steps_per_epoch=steps_per_epoch),
-        objective=configuration.objective(config),
+        optimizer=parts.optimizer(config, steps_per_epoch=steps_per_epoch),
+        objective=parts.objective(config),
         reconstruction_error=functools.partial(
             objectives.reconstruction_error, reduction=config.reconstruction_reduction
         ),
         kernel=kernel,
         ridge=config.ridge,
-        embed=configuration.embed(config, model),
+        embed=parts.embed(config, model),
         batch_size=config.batch_size,
         steps_per_epoch=steps_per_epoch,
         shared_batch=config.pairing == "shared",
@@ -123,16 +153,7 @@ def make_method(config: ConfigDict, data: Dataset) -> Method:
     )
 
 
-def make_model(config: ConfigDict, data: Dataset) -> KLN:
-    """Makes the network of a configuration, for a data set."""
-    return configuration.model(
-        config,
-        image_shape=data.train_images.shape[1:],
-        num_classes=len(data.class_names),
-    )
-
-
-def _check(config: ConfigDict, data: Dataset) -> None:
+def _check(config: Config, data: Dataset) -> None:
     """Refuses or warns of what a configuration cannot do with these images."""
     image_shape = data.train_images.shape[1:]
     side = min(image_shape[:2])

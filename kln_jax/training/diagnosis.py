@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from ml_collections import ConfigDict
+
+from kln_jax.training.configuration import Config
 
 _STEP_SIZE = "learning_rate (lower it) or clip_norm (set it) in a new run"
 # The keys to turn first when a metric of a step is not healthy, the terms of the loss
@@ -29,7 +30,7 @@ _COLLAPSED_KERNEL, _SEPARATION = 0.5, 0.05
 
 
 def explain_divergence(
-    config: ConfigDict, metrics: Mapping[str, float], *, step: int, bound: float
+    config: Config, metrics: Mapping[str, float], *, step: int, bound: float
 ) -> str:
     """Says which metric of a step is not healthy, and which key to turn.
 
@@ -57,7 +58,7 @@ def explain_divergence(
 
 
 def find_collapse(
-    config: ConfigDict,
+    config: Config,
     scalars: Mapping[str, float],
     confusion: np.ndarray,
     class_names: Sequence[str],
@@ -107,7 +108,7 @@ def find_collapse(
     return ""
 
 
-def _advice(config: ConfigDict) -> str:
+def _advice(config: Config) -> str:
     """Returns the key to turn where classes or kernel have collapsed."""
     if not config.clip_norm:
         return "Try clip_norm=10 in a new run."

@@ -13,17 +13,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from kln_jax import datasets
 from kln_jax.storage import whole_files, working_directory
 from kln_jax.training import (
-    configuration,
     fixed_embeddings,
     parallel,
     steps,
 )
 from kln_jax.training.compiled import compile_functions
+from kln_jax.training.configuration import Config
 from kln_jax.training.interruption import Interruption
 from kln_jax.training.loop import NOTHING_NEW, DivergenceError, Ended, TrainingLoop
 from kln_jax.training.steps import TrainState
@@ -33,7 +32,7 @@ logger = logging.getLogger("kln_jax")
 
 @parallel.lost_processes_said()
 def train_and_evaluate(
-    config: ConfigDict,
+    config: Config,
     workdir: str | pathlib.Path | None = None,
     *,
     interruption: Interruption | None = None,
@@ -62,7 +61,6 @@ def train_and_evaluate(
       Interrupted: If a signal came; the state is saved.
       LostProcessError: If another process is gone.
     """
-    configuration.validate(config)
     parallel.choose_platform(config.platform)
     parallel.check_batch_size(config.batch_size)
     logger.info(parallel.describe())
@@ -100,7 +98,7 @@ def train_and_evaluate(
             compiled = compile_functions(config, data)
         if directory:
             working_directory.prepare(
-                directory, json.loads(config.to_json()), about(data), labelled
+                directory, config.to_dict(), about(data), labelled
             )
         try:
             embedding = _fit_embedding(config, data, labelled, directory, interruption)
@@ -120,7 +118,7 @@ def train_and_evaluate(
 
 
 def train_in_memory(
-    config: ConfigDict,
+    config: Config,
     data: datasets.Dataset,
     labelled: np.ndarray,
     *,
@@ -141,7 +139,6 @@ def train_in_memory(
       ValueError: If the configuration or the data will not do.
       DivergenceError: If training diverges.
     """
-    configuration.validate(config)
     parallel.choose_platform("")
     parallel.check_batch_size(config.batch_size)
     compiled, interruption = compile_functions(config, data), Interruption()
@@ -150,7 +147,7 @@ def train_in_memory(
     return loop.run(None, show=show).state
 
 
-def load_data(config: ConfigDict) -> datasets.Dataset:
+def load_data(config: Config) -> datasets.Dataset:
     """Loads the data set of a configuration, and logs what it is.
 
     Args:
@@ -209,13 +206,11 @@ def summary(result: Mapping[str, Any]) -> str:
     )
 
 
-def _check_directory(directory: pathlib.Path, config: ConfigDict) -> None:
-    may_differ = set(configuration.WHEREABOUTS)
+def _check_directory(directory: pathlib.Path, config: Config) -> None:
+    may_differ = set(Config.keys_of("whereabouts"))
     if config.allow_partial_data:  # What it allows, it need not find.
         may_differ.add("allow_partial_data")
-    working_directory.check_config(
-        directory, json.loads(config.to_json()), may_differ=may_differ
-    )
+    working_directory.check_config(directory, config.to_dict(), may_differ=may_differ)
 
 
 def _check_everywhere(data: datasets.Dataset) -> None:
@@ -240,7 +235,7 @@ def _check_everywhere(data: datasets.Dataset) -> None:
 
 
 def _labelled_rows(
-    directory: pathlib.Path | None, config: ConfigDict, data: datasets.Dataset
+    directory: pathlib.Path | None, config: Config, data: datasets.Dataset
 ) -> np.ndarray:
     """Returns the rows of the labelled images: those of an earlier start, if any."""
     labels = data.train_labels
@@ -255,7 +250,7 @@ def _labelled_rows(
 
 
 def _fit_embedding(
-    config: ConfigDict,
+    config: Config,
     data: datasets.Dataset,
     labelled: np.ndarray,
     directory: pathlib.Path | None,
@@ -275,8 +270,7 @@ def _fit_embedding(
     if config.kernel_on != "autoencoder":
         return ()
     logger.info("training the autoencoder on which the kernel acts")
-    alone = config.copy_and_resolve_references()
-    alone.update(objective="reconstruction", kernel_on="z")
+    alone = config.replace(objective="reconstruction", kernel_on="z")
     compiled = compile_functions(alone, data)
     loop = TrainingLoop(alone, compiled, data, labelled, interruption)
     own = directory / "autoencoder" if directory else None
@@ -299,7 +293,7 @@ def _read_result(directory: pathlib.Path) -> dict[str, Any]:
     return result
 
 
-def _result(config: ConfigDict, data: datasets.Dataset, ended: Ended) -> dict[str, Any]:
+def _result(config: Config, data: datasets.Dataset, ended: Ended) -> dict[str, Any]:
     part = config.evaluate_on
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     versions = {name: importlib.metadata.version(name) for name in packages}

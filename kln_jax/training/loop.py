@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from kln_jax.datasets import Dataset
 from kln_jax.storage import epoch_metrics, whole_files
 from kln_jax.storage.checkpoints import Checkpoints
 from kln_jax.training import diagnosis, parallel, steps
 from kln_jax.training.compiled import DIVERGENCE_BOUND, Compiled
+from kln_jax.training.configuration import Config
 from kln_jax.training.interruption import Interrupted, Interruption
 from kln_jax.training.objectives import DIAGNOSTICS
 from kln_jax.training.progress import ProgressReport
@@ -66,7 +66,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        config: ConfigDict,
+        config: Config,
         compiled: Compiled,
         data: Dataset,
         labelled: np.ndarray,
@@ -76,7 +76,7 @@ class TrainingLoop:
         self._config, self._compiled = config, compiled
         self._steps_per_epoch = compiled.steps_per_epoch
         self._interruption = interruption
-        self._class_names = data.class_names
+        self._class_names, self._part = data.class_names, data.evaluate_on
         self._key = jax.random.key(config.seed)
         replicate = functools.partial(parallel.replicate, axis_name=steps.AXIS)
         self._train_data = TrainingData(
@@ -155,10 +155,11 @@ class TrainingLoop:
     def _restore(self, directory: pathlib.Path | None) -> None:
         """Restores or initialises the state, and compiles the steps."""
         restored = None
+        init, arguments = self._compiled.init, (self._key, *self._compiled.channels)
         if self._checkpoints:
-            like = jax.eval_shape(self._compiled.init, self._key)
+            like = jax.eval_shape(init, *arguments)
             restored = self._checkpoints.restore(like)
-        state = restored.state if restored else self._compiled.init(self._key)
+        state = restored.state if restored else init(*arguments)
         if restored:
             logger.info("resuming after step %d", restored.step)
         state = parallel.from_main(jax.device_get(state))
@@ -244,7 +245,7 @@ class TrainingLoop:
             )
         confusion = sums["confusion"]
         count, correct = int(confusion.sum()), int(np.trace(confusion))
-        part = self._config.evaluate_on
+        part = self._part
         history = {k: v for k, v in self._history.items() if k != "healthy"}
         # Diagnostics are of the last step of an epoch alone.
         history |= {name: history[name][-1:] for name in DIAGNOSTICS}

@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+# The paper's decay of Adam's first and second moments.
+_B1, _B2 = 0.9, 0.99
+
 
 def step_schedule(
     learning_rate: float,
@@ -62,8 +65,6 @@ def optimizer(
     schedule: optax.Schedule,
     *,
     momentum: float = 0.9,
-    b1: float = 0.9,
-    b2: float = 0.99,
     weight_decay: float = 0.0,
     clip_norm: float = 0.0,
 ) -> optax.GradientTransformation:
@@ -76,8 +77,6 @@ def optimizer(
       name: ``"sgd"`` or ``"adam"``.
       schedule: From the step to the learning rate.
       momentum: Momentum of SGD.
-      b1: Decay of Adam's first moment.
-      b2: Decay of Adam's second moment.
       weight_decay: The coefficient of the L2 penalty.
       clip_norm: Largest global norm of the gradients; 0 for no clipping.
 
@@ -98,7 +97,7 @@ def optimizer(
         case "sgd":
             update = optax.sgd(schedule, momentum)
         case "adam":
-            update = optax.adam(schedule, b1=b1, b2=b2)
+            update = optax.adam(schedule, b1=_B1, b2=_B2)
         case _:
             raise ValueError(f'optimizer={name!r} must be "sgd" or "adam".')
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()

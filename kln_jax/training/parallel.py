@@ -352,8 +352,8 @@ def cache_compilations(directory: str) -> None:
             path = str(pathlib.Path(directory).expanduser())
         except RuntimeError:  # As of a container's user whom it does not know.
             logger.warning(
-                "compilation_cache=%r is left out: there is no such home directory. "
-                "Give a path without ~, or '' for none.",
+                "programs are not kept in %s: there is no such home directory. Set "
+                "JAX_COMPILATION_CACHE_DIR to another directory, or to nothing.",
                 directory,
             )
             return

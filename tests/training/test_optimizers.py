@@ -56,7 +56,7 @@ def test_adam_is_kingma_and_bas():
     for i, g in enumerate(gradients, 1):
         m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
         w -= 1e-3 * (m / (1 - 0.9**i)) / (np.sqrt(v / (1 - 0.99**i)) + 1e-8)
-    adam = optimizers.optimizer("adam", optimizers.step_schedule(1e-3), b1=0.9, b2=0.99)
+    adam = optimizers.optimizer("adam", optimizers.step_schedule(1e-3))
     actual = _trajectory(adam, [jnp.float32(g) for g in gradients], jnp.float32(1.0))
     np.testing.assert_allclose(actual, w, rtol=1e-5)
 

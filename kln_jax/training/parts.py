@@ -1,0 +1,135 @@
+"""The network, optimiser, kernels and objective that a configuration describes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from kln_jax.discrepancies.kernels import ComposableKernel, gaussian_mixture, linear
+from kln_jax.networks import models
+from kln_jax.training import fixed_embeddings, objectives, optimizers, steps
+from kln_jax.training.configuration import Config
+
+# From the arrays of an embedding and images to features.
+Embed = Callable[[Any, jax.Array], jax.Array]
+
+# By the key kernel_on: from the network to what the kernel acts on, None for its Z.
+_EMBEDDINGS: dict[str, Callable[[models.KLN], Embed | None]] = {
+    "z": lambda model: None,
+    "pixels": lambda model: fixed_embeddings.pixels,
+    "pca": lambda model: fixed_embeddings.project,
+    "autoencoder": lambda model: functools.partial(
+        fixed_embeddings.encode, model=model
+    ),
+}
+
+# Steps are counted in int32.
+_NUM_COUNTS = 2**31
+
+
+def model(
+    config: Config, *, image_shape: tuple[int, int, int], num_classes: int
+) -> models.KLN:
+    """Makes the network of a configuration.
+
+    Args:
+      config: The configuration.
+      image_shape: Height, width and channels of the images.
+      num_classes: Number of classes.
+    """
+    return models.build(
+        config.network,
+        image_shape=image_shape,
+        num_classes=num_classes,
+        latent_dim=config.latent_dim,
+        normalise_z=config.normalise_z,
+        width=config.width,
+        dtype=jnp.dtype(config.dtype),
+        axis_name=steps.AXIS,
+    )
+
+
+def optimizer(config: Config, *, steps_per_epoch: int) -> optax.GradientTransformation:
+    """Makes the optimiser of a configuration.
+
+    Args:
+      config: The configuration.
+      steps_per_epoch: Steps in an epoch, the unit of its milestones.
+
+    Raises:
+      ValueError: If a milestone is at a step that cannot be counted.
+    """
+    milestones = [epoch * steps_per_epoch for epoch in config.lr_milestones]
+    if max(milestones, default=0) >= _NUM_COUNTS:
+        raise ValueError(
+            f"lr_milestones={config.lr_milestones!r} must lie below step 2**31, with "
+            f"{steps_per_epoch} steps an epoch."
+        )
+    return optimizers.optimizer(
+        config.optimizer,
+        optimizers.step_schedule(
+            config.learning_rate,
+            milestones=milestones,
+            decay=config.lr_decay,
+            warmup_steps=config.warmup_steps,
+        ),
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
+    )
+
+
+def kernels(config: Config) -> tuple[ComposableKernel, ComposableKernel]:
+    """Returns the kernels on features and on labels.
+
+    Args:
+      config: The configuration.
+    """
+    on_features = gaussian_mixture(config.bandwidths, reduction=config.kernel_reduction)
+    if config.label_kernel == "linear":
+        return on_features, linear
+    return on_features, gaussian_mixture(reduction=config.kernel_reduction)
+
+
+def objective(config: Config) -> steps.Objective:
+    """Returns the objective of a configuration.
+
+    Args:
+      config: The configuration.
+    """
+    if config.objective == "reconstruction":
+        return objectives.reconstruction_objective
+    if config.objective == "cross_entropy":
+        return functools.partial(
+            objectives.cross_entropy_objective,
+            reconstruction_weight=config.reconstruction_weight,
+            confidence_weight=config.confidence_weight,
+        )
+    kernel, label_kernel = kernels(config)
+    return functools.partial(
+        objectives.kln_objective,
+        kernel=kernel,
+        label_kernel=label_kernel,
+        ridge=config.ridge,
+        reconstruction_weight=config.reconstruction_weight,
+        confidence_weight=config.confidence_weight,
+    )
+
+
+def embed(config: Config, model: models.KLN) -> Embed | None:
+    """Returns what maps images to the features that the kernel acts on.
+
+    Args:
+      config: The configuration.
+      model: The network.
+
+    Returns:
+      A function of the arrays of the embedding and of images, None for the network's
+      own Z.
+    """
+    return _EMBEDDINGS[config.kernel_on](model)
