@@ -13,7 +13,6 @@ from kln_jax.discrepancies.cmmd import (
 from kln_jax.discrepancies.kernels import (
     ComposableKernel,
     Kernel,
-    delta,
     gaussian_mixture,
     laplacian,
     linear,
@@ -36,7 +35,6 @@ __all__ = [
     "cmmd_nystroem",
     "cmmd_test",
     "conditional_embedding",
-    "delta",
     "gaussian_mixture",
     "laplacian",
     "linear",

@@ -94,11 +94,6 @@ def polynomial(degree: int = 3, offset: float = 1.0, scale: float = 1.0) -> Kern
     return _entrywise(k)
 
 
-def delta(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """1 where two rows are equal, else 0."""
-    return _entrywise(lambda p, q: float(all(p == q)))(a, b)
-
-
 def median_bandwidth(x: np.ndarray) -> float:
     """The median of |x_i - x_j|^2 over the pairs i < j that differ; 1 if none do."""
     x = np.asarray(x, np.float64)
@@ -154,7 +149,7 @@ def cmmd_from_grams(
     L_st: np.ndarray,
     ridge: float,
 ) -> float:
-    """The trace form of Eq. 3/4: tr(H_s L_s) + tr(H_t L_t) - 2 tr(.. L_st ..)."""
+    """The trace form of Eq. 3/5: tr(H_s L_s) + tr(H_t L_t) - 2 tr(.. L_st ..)."""
     inverse_s = np.linalg.inv(K_s + ridge * np.eye(len(K_s)))
     inverse_t = np.linalg.inv(K_t + ridge * np.eye(len(K_t)))
     labelled = np.trace(K_s @ inverse_s @ L_s @ inverse_s)

@@ -142,14 +142,15 @@ assert abs(cmmd_from_grams(K, K, K, L, L, L, ridge=0.1)) < 1e-6
     )
 
 
-def test_name_of_the_function_survives_the_import_of_its_module():
-    # kln_jax.cmmd names a module and a function; the function must win.
+def test_no_module_is_shadowed_by_what_its_package_exports():
     _run(
         """
-import kln_jax.cmmd
-import kln_jax.discrepancies.kernels
-from kln_jax import cmmd
-assert callable(cmmd) and callable(kln_jax.cmmd), cmmd
+import importlib, pkgutil, sys
+import kln_jax
+for module in pkgutil.walk_packages(kln_jax.__path__, "kln_jax."):
+    package, _, name = module.name.rpartition(".")
+    importlib.import_module(module.name)
+    assert getattr(sys.modules[package], name) is sys.modules[module.name], module.name
 """
     )
 

@@ -12,7 +12,7 @@ embedding operators in the reproducing-kernel Hilbert space,
   \quad \tilde K = K + \lambda I,
 
 where K are Gram matrices of features, L of labels, lambda is the ridge, and
-:math:`\langle\cdot,\cdot\rangle` the sum of elementwise products (Equations 3 and 4
+:math:`\langle\cdot,\cdot\rangle` the sum of elementwise products (Equations 3 and 5
 of arXiv 2008.10165). It is zero for equal sets in any order, symmetric in s and t,
 and non-negative up to rounding, which is relative to the traces and not to their
 difference.
@@ -27,16 +27,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.scipy.linalg import solve
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from kln_jax import backend
 from kln_jax.discrepancies.float_arrays import (
-    are_integers,
     as_floats,
-    as_integers,
-    beside_labels,
     float_type,
     is_real,
     matmul,
@@ -45,7 +43,6 @@ from kln_jax.discrepancies.kernels import (
     Kernel,
     as_features,
     check_kernel,
-    delta,
     gaussian_mixture,
     gram,
     largest_value,
@@ -89,8 +86,7 @@ def cmmd(
       y_t: One-hot labels or class probabilities of set t, shape ``(n_t, C)``.
       kernel: Kernel on features. A kernel that is made anew for each call and does
         not compare equal is compiled anew.
-      label_kernel: Kernel on labels. To `delta` class numbers may be given as integers,
-        ``labels[:, None]``.
+      label_kernel: Kernel on labels.
       ridge: The regularisation lambda > 0, in units of the kernel.
 
     Returns:
@@ -107,7 +103,7 @@ def cmmd(
       0.0000 3.9519
 
     References:
-      Equations 3 and 4 of arXiv 2008.10165; Ren et al., Conditional Generative
+      Equations 3 and 5 of arXiv 2008.10165; Ren et al., Conditional Generative
       Moment-Matching Networks, arXiv 1606.04218.
     """
     arrays = check_sets(
@@ -115,9 +111,10 @@ def cmmd(
     )
     n, largest = max(len(x) for x in arrays[::2]), largest_value(kernel, *arrays[::2])
     check_ridge(ridge, n, float_type(*arrays), largest)
-    return _cmmd(
+    value: Array = _cmmd(
         *arrays, jnp.asarray(ridge, float), kernel=kernel, label_kernel=label_kernel
     )
+    return value
 
 
 @functools.partial(jax.jit, static_argnames=("kernel", "label_kernel"))
@@ -135,12 +132,13 @@ def _cmmd(
     x = jnp.concatenate([x_s, x_t])
     # From one Gram matrix of all points: equal points of s and t have equal rows in
     # it, to the last bit, so that what should cancel does.
-    K, y_s, y_t = beside_labels(gram(kernel, x, x), y_s, y_t)
-    if label_kernel is not linear:
+    K, y_s, y_t = as_floats(gram(kernel, x, x), y_s, y_t)
+    if label_kernel != linear:
         y = jnp.concatenate([y_s, y_t])
         K, L = as_floats(K, gram(label_kernel, y, y))
         grams = K[:n, :n], K[n:, n:], K[n:, :n], L[:n, :n], L[n:, n:], L[:n, n:]
-        return _trace(*grams, ridge)
+        value: Array = _trace(*grams, ridge)
+        return value
     A_s, A_t = solve_both((K[:n, :n], y_s), (K[n:, n:], y_t), ridge)
     return _squared_distance(K, A_s, A_t)
 
@@ -191,7 +189,8 @@ class ConditionalEmbedding:
                 f"x_new {shape} must be (m, ...) of the features of x {self.x.shape}."
             )
         x_new, _ = as_features(self.kernel, x_new, self.x)
-        return _predict(self, x_new)
+        predictions: Array = _predict(self, x_new)
+        return predictions
 
     def distance(self, other: ConditionalEmbedding) -> Array:
         r"""The squared distance to another embedding: `cmmd` of the two sets.
@@ -228,7 +227,8 @@ class ConditionalEmbedding:
                 f"have x {shapes[0][0]} and {shapes[1][0]}, coefficients "
                 f"{shapes[0][1]} and {shapes[1][1]}."
             )
-        return _distance(self, other)
+        value: Array = _distance(self, other)
+        return value
 
 
 @jax.jit
@@ -280,12 +280,14 @@ def conditional_embedding(
       3.9519
 
     References:
-      Song et al., Hilbert space embeddings of conditional distributions, ICML 2009;
-      Equation 3 of arXiv 2008.10165.
+      Song et al., Hilbert space embeddings of conditional distributions, ICML 2009.
     """
     x, y = check_sets("conditional_embedding", kernel, x=x, y=y)
     check_ridge(ridge, len(x), float_type(x, y), largest_value(kernel, x))
-    return _conditional_embedding(x, y, jnp.asarray(ridge, float), kernel=kernel)
+    embedding: ConditionalEmbedding = _conditional_embedding(
+        x, y, jnp.asarray(ridge, float), kernel=kernel
+    )
+    return embedding
 
 
 @functools.partial(jax.jit, static_argnames="kernel")
@@ -338,7 +340,7 @@ def cmmd_from_grams(
       3.3058
 
     References:
-      Equations 3 to 5 of arXiv 2008.10165.
+      Equations 3 and 5 of arXiv 2008.10165.
     """
     arrays = dict(K_s=K_s, K_t=K_t, K_ts=K_ts, L_s=L_s, L_t=L_t, L_st=L_st)
     shapes = {name: jnp.shape(array) for name, array in arrays.items()}
@@ -352,7 +354,8 @@ def cmmd_from_grams(
         )
     floats = as_floats(*arrays.values())
     check_ridge(ridge, max(n_s, n_t), floats[0].dtype, _largest_entry(*floats[:2]))
-    return _trace(*floats, jnp.asarray(ridge, floats[0].dtype))
+    value: Array = _trace(*floats, jnp.asarray(ridge, floats[0].dtype))
+    return value
 
 
 @jax.jit
@@ -404,13 +407,14 @@ def weight_matrix(K: ArrayLike, *, ridge: float | Array) -> Array:
              [0.  , 0.25]], dtype=float32)
 
     References:
-      Section 5 of arXiv 2008.10165.
+      Section 3.1 of arXiv 2008.10165.
     """
     (K,) = as_floats(K)
     if K.ndim != 2 or K.shape[0] != K.shape[1] or not K.size:
         raise ValueError(f"weight_matrix takes a Gram matrix (n, n), got {K.shape}.")
     check_ridge(ridge, len(K), K.dtype, _largest_entry(K))
-    return _weight_matrix(K, jnp.asarray(ridge, K.dtype))
+    H: Array = _weight_matrix(K, jnp.asarray(ridge, K.dtype))
+    return H
 
 
 @jax.jit
@@ -458,8 +462,7 @@ def check_sets(
 ) -> list[Array]:
     """Returns the arrays of one or two sets as a function computes with them.
 
-    A kernel that embeds its inputs takes features as they are, and `delta` labels that
-    are integers. All else is floats.
+    A kernel that embeds its inputs takes features as they are. All else is floats.
 
     Args:
       function: Its name, for errors.
@@ -496,11 +499,9 @@ def check_sets(
             "jax.nn.one_hot(y, C), real values as y[:, None]."
         )
     values = list(arrays.values())
-    integers = label_kernel == delta and are_integers(*values[1::2])
-    if not any_rank and not integers:
+    if not any_rank:
         return list(as_floats(*values))
-    x = as_features(kernel, *values[::2])
-    y = (as_integers if integers else as_floats)(*values[1::2])
+    x, y = as_features(kernel, *values[::2]), as_floats(*values[1::2])
     return [array for pair in zip(x, y, strict=True) for array in pair]
 
 
@@ -513,7 +514,7 @@ def _largest_entry(*grams: Array) -> float:
 
 
 def check_ridge(
-    ridge: float | Array, n: int, dtype: jnp.dtype, largest: float = 1.0
+    ridge: float | Array, n: int, dtype: DTypeLike, largest: float = 1.0
 ) -> None:
     """Refuses a ridge with which the Cholesky factor of K~ would be noise.
 
@@ -533,12 +534,12 @@ def check_ridge(
         return
     # Rounding moves the eigenvalues of a Gram matrix by up to this. Features that are
     # not finite have none, and are to give NaN.
-    bound = n * float(jnp.finfo(dtype).eps) * largest
+    bound = n * float(np.finfo(dtype).eps) * largest
     if float(ridge) < bound < float("inf"):
         raise ValueError(
             f"ridge={float(ridge):g} is below n * eps * k(x, x) = {bound:.2g}, the "
             f"rounding error of sums of {n} kernel values up to {largest:.3g} in "
-            f"{jnp.dtype(dtype).name}. Use a larger ridge, such as "
+            f"{np.dtype(dtype).name}. Use a larger ridge, such as "
             f"{max(0.1 * largest, 10 * bound):.2g}, or float64 arrays with "
             "jax_enable_x64."
         )

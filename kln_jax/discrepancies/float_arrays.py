@@ -37,7 +37,7 @@ def as_jax(array: ArrayLike) -> Array:
         array = np.asarray(array)
         if array.dtype.kind in "iu" and array.size:
             # JAX would let them wrap around.
-            bounds = jnp.iinfo(jnp.asarray(array.ravel()[:0]).dtype)
+            bounds = np.iinfo(jnp.asarray(array.ravel()[:0]).dtype)
             if not bounds.min <= array.min() <= array.max() <= bounds.max:
                 return jnp.asarray(array, float)
     try:
@@ -78,7 +78,7 @@ def as_floats(*arrays: ArrayLike) -> tuple[Array, ...]:
     return tuple(array.astype(dtype) for array in converted)
 
 
-def float_type(*arrays: Array) -> np.dtype:
+def float_type(*arrays: Array) -> np.dtype[Any]:
     """Returns the type in which arrays are computed.
 
     Args:
@@ -88,62 +88,7 @@ def float_type(*arrays: Array) -> np.dtype:
       float32, or float64 if one of them is.
     """
     wide = any(array.dtype == jnp.float64 for array in arrays)
-    return jnp.dtype(jnp.float64 if wide else jnp.float32)
-
-
-def are_integers(*arrays: ArrayLike) -> bool:
-    """Returns whether all arrays are of integers.
-
-    Args:
-      *arrays: Arrays or lists.
-
-    Returns:
-      Whether each is of an integer type, which boolean is not.
-    """
-    dtypes = (x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype for x in arrays)
-    return all(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes)
-
-
-def as_integers(*arrays: ArrayLike) -> tuple[Array, ...]:
-    """Returns arrays of integers in int32, or in int64 with ``jax_enable_x64``.
-
-    float32, in which all else is computed, has no room for integers above 2^24.
-
-    Args:
-      *arrays: Arrays or lists of integers.
-
-    Returns:
-      The arrays, of one type.
-
-    Raises:
-      ValueError: If a value does not fit.
-    """
-    dtype = jnp.asarray(0).dtype
-    bounds = jnp.iinfo(dtype)
-    for array in arrays:
-        if isinstance(array, jax.core.Tracer):
-            continue
-        values = np.asarray(array)
-        if values.size and not bounds.min <= values.min() <= values.max() <= bounds.max:
-            raise ValueError(
-                f"Integers from {values.min()} to {values.max()} do not fit in "
-                f"{dtype.name}. Number the labels anew, by np.unique(labels, "
-                "return_inverse=True), or set jax_enable_x64."
-            )
-    return tuple(jnp.asarray(array, dtype) for array in arrays)
-
-
-def beside_labels(K: Array, *labels: Array) -> tuple[Array, ...]:
-    """Returns a Gram matrix and labels as floats of one type.
-
-    Args:
-      K: Gram matrix.
-      *labels: Labels. Integers, which `delta` compares, stay as they are.
-
-    Returns:
-      The matrix and the labels.
-    """
-    return (*as_floats(K), *labels) if are_integers(*labels) else as_floats(K, *labels)
+    return np.dtype(np.float64 if wide else np.float32)
 
 
 def matmul(a: Array, b: Array) -> Array:

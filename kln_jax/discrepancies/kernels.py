@@ -19,13 +19,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from kln_jax.discrepancies.float_arrays import (
-    are_integers,
-    as_floats,
-    as_integers,
-    as_jax,
-    matmul,
-)
+from kln_jax.discrepancies.float_arrays import as_floats, as_jax, matmul
 
 
 class Kernel(Protocol):
@@ -414,7 +408,7 @@ def _sum_over_features(
     def add(total: Array, feature: tuple[Array, Array]) -> tuple[Array, None]:
         return total + summand(*feature), None
 
-    zeros = jnp.zeros((len(a), len(b)), as_floats(a, b)[0].dtype)
+    zeros = jnp.zeros((len(a), len(b)), a.dtype)
     return lax.scan(add, zeros, (a.T, b.T))[0]
 
 
@@ -422,7 +416,7 @@ def _sum_over_features(
 class _Linear(ComposableKernel):
     r"""The linear kernel, :math:`k(a, b) = a^\top b`.
 
-    On one-hot labels it is the delta kernel. :math:`k(x, x) = \|x\|^2`.
+    On one-hot labels it is 1 for equal classes, else 0. :math:`k(x, x) = \|x\|^2`.
 
     Args:
       a: Vectors, shape ``(n, d)``.
@@ -443,52 +437,9 @@ class _Linear(ComposableKernel):
         a, b = _vectors(a, b)
         return matmul(a, b.T)
 
-    def __reduce__(self) -> str:
-        # A copy is the original, as that of a function: `cmmd` asks for identity.
-        return "linear"
-
 
 linear = _Linear()
 r"""The linear kernel, :math:`k(a, b) = a^\top b`, with :math:`k(x, x) = \|x\|^2`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Delta(ComposableKernel):
-    r"""The delta kernel: 1 where two rows are equal, else 0.
-
-    .. math:: k(a, b) = [a = b]
-
-    For labels, one-hot or class numbers as ``labels[:, None]``. :math:`k(x, x) = 1`.
-    Its gradient is zero everywhere, so that it teaches predictions nothing: `linear`
-    is equal to it on one-hot labels and does.
-
-    Args:
-      a: Rows, shape ``(n, d)``. Integers are compared as integers.
-      b: Rows, shape ``(m, d)``.
-
-    Returns:
-      Gram matrix, shape ``(n, m)``, float32 (float64 if an argument is).
-
-    Raises:
-      ValueError: If the arguments are not two matrices of equal width, or integers do
-        not fit in int32 (int64 with ``jax_enable_x64``).
-
-    Examples:
-      >>> delta([[3], [5]], [[5], [3], [4]])
-      Array([[0., 1., 0.],
-             [1., 0., 0.]], dtype=float32)
-    """
-
-    def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Array:
-        floats = _vectors(a, b)
-        dtype = floats[0].dtype
-        a, b = as_integers(a, b) if are_integers(a, b) else floats
-        differing = _sum_over_features(lambda p, q: (p != q).astype(dtype), a, b)
-        return (differing == 0).astype(dtype)
-
-
-delta = _Delta()
-"""The delta kernel on labels, 1 where two rows are equal, else 0; k(x, x) = 1."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,7 +82,8 @@ def mmd(
             f"The unbiased mmd takes two points a set at least, but got {len(x)} and "
             f"{len(y)}. Use unbiased=False."
         )
-    return _mmd(x, y, kernel=kernel, unbiased=unbiased)
+    value: Array = _mmd(x, y, kernel=kernel, unbiased=unbiased)
+    return value
 
 
 @functools.partial(jax.jit, static_argnames=("kernel", "unbiased"))

@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
@@ -107,13 +108,14 @@ def cmmd_nystroem(
             f"num_landmarks={num_landmarks!r} must be a whole number from 1 to that of "
             f"points, {n_s} + {n_t} = {n_s + n_t}, such as {min(500, n_s + n_t)}."
         )
-    return _cmmd_nystroem(
+    value: Array = _cmmd_nystroem(
         *arrays,
         jnp.asarray(ridge, float),
         key,
         num_landmarks=int(num_landmarks),
         kernel=kernel,
     )
+    return value
 
 
 @functools.partial(jax.jit, static_argnames=("num_landmarks", "kernel"))
@@ -152,7 +154,7 @@ def _whitening(K: Array) -> Array:
     # Constant, for eigenvectors of equal eigenvalues have no gradient. B has that of
     # the Cholesky factor, which is the identity up to rounding.
     eigenvalues, eigenvectors = jnp.linalg.eigh(lax.stop_gradient(K))
-    kept = eigenvalues > 8.0 * jnp.finfo(K.dtype).eps * eigenvalues[-1]
+    kept = eigenvalues > 8.0 * np.finfo(K.dtype).eps * eigenvalues[-1]
     scales = jnp.where(kept, lax.rsqrt(jnp.where(kept, eigenvalues, 1.0)), 0.0)
     T = eigenvectors * scales[None, :]
     rest = jnp.diag((~kept).astype(K.dtype))
@@ -189,7 +191,8 @@ def _moments(
     blocks += (weights.reshape(num_blocks, 1, rows),)
     shapes = jax.eval_shape(products, *(array[0] for array in blocks))
     zeros = jax.tree.map(lambda sum_: jnp.zeros(sum_.shape, sum_.dtype), shapes)
-    return lax.scan(add, zeros, blocks)[0]
+    sums: tuple[Array, Array] = lax.scan(add, zeros, blocks)[0]
+    return sums
 
 
 def draw_landmarks(key: Array, x_s: Array, x_t: Array, num_landmarks: int) -> Array:

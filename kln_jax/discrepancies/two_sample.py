@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.scipy.linalg import solve
 from jax.scipy.sparse.linalg import cg
@@ -23,7 +24,6 @@ from jax.typing import ArrayLike
 from kln_jax.discrepancies.cmmd import check_ridge, check_sets
 from kln_jax.discrepancies.float_arrays import (
     as_floats,
-    beside_labels,
     check_key,
     float_type,
     matmul,
@@ -167,7 +167,7 @@ def cmmd_test(
                 f"log_density_ratio must return shape {(n_s + n_t,)}, one value a "
                 f"point, but returned {log_odds.shape}. Drop further axes."
             )
-    return _cmmd_test(
+    result: CMMDTestResult = _cmmd_test(
         x,
         y,
         log_odds,
@@ -178,6 +178,7 @@ def cmmd_test(
         label_kernel=label_kernel,
         num_resamples=int(num_resamples),
     )
+    return result
 
 
 @functools.partial(
@@ -195,11 +196,11 @@ def _cmmd_test(
     label_kernel: Kernel,
     num_resamples: int,
 ) -> CMMDTestResult:
-    K, y = beside_labels(gram(kernel, x, x), y)
+    K, y = as_floats(gram(kernel, x, x), y)
     S = jnp.where(jnp.arange(len(x)) < n_s, 1.0, -1.0).astype(K.dtype)
     # In units of the largest value sums and squares neither overflow nor vanish.
     Y, unit = _in_units(_label_features(y, label_kernel).astype(K.dtype))
-    rounding = 8.0 * jnp.finfo(Y.dtype).eps * jnp.max(jnp.abs(Y), axis=0)
+    rounding = 8.0 * np.finfo(Y.dtype).eps * jnp.max(jnp.abs(Y), axis=0)
     Y -= jnp.mean(Y, axis=0, keepdims=True)
     # What is left of a constant is no difference.
     Y = jnp.where(jnp.max(jnp.abs(Y), axis=0) <= rounding, 0.0, Y)
@@ -234,11 +235,12 @@ def _in_units(values: Array) -> tuple[Array, Array]:
 
 def _label_features(y: Array, label_kernel: Kernel) -> Array:
     """Vectors whose inner products are the label kernel."""
-    if label_kernel is linear:
+    if label_kernel == linear:
         return y
     (L,) = as_floats(gram(label_kernel, y, y))
     values, vectors = jnp.linalg.eigh(L)
-    return vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]
+    features: Array = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]
+    return features
 
 
 def _scale(K: Array) -> Array:
@@ -321,6 +323,7 @@ def _statistics(K: Array, R: Array, signs: Array, lam: Array) -> Array:
     product, but stop each by its own error: the value of a row does not depend on the
     others. The condition of a system is at most 1 + trace(K) / lambda.
     """
+    conjugate_gradients: Callable[..., tuple[Array, None]] = cg
 
     def statistic(row: Array) -> Array:
         S = row[:, None]
@@ -328,8 +331,9 @@ def _statistics(K: Array, R: Array, signs: Array, lam: Array) -> Array:
         def system(A: Array) -> Array:
             return 0.5 * (matmul(K, A) + S * matmul(K, S * A)) + lam * A
 
-        A, _ = cg(system, R, tol=1e-5, maxiter=500)
+        A, _ = conjugate_gradients(system, R, tol=1e-5, maxiter=500)
         return jnp.sum(S * A * matmul(K, S * A))
 
     size = max(1, min(len(signs), _BATCH_ELEMENTS // R.size))
-    return lax.map(statistic, signs, batch_size=size)
+    statistics: Array = lax.map(statistic, signs, batch_size=size)
+    return statistics

@@ -28,29 +28,19 @@ def _sets(seed=0, n=7, m=5, d=3, shift=0.0):
 @pytest.mark.parametrize(
     ("ours", "definition"),
     [
-        (gaussian_mixture(), reference.gaussian_mixture()),
+        (None, reference.gaussian_mixture()),
         (laplacian(2.0), reference.laplacian(2.0)),
         (linear, reference.linear),
     ],
 )
 def test_value_equals_the_definition(unbiased, ours, definition):
     x, y = _sets(shift=0.5)
-    value = mmd(x, y, kernel=ours, unbiased=unbiased)
+    kernel = {} if ours is None else dict(kernel=ours)
+    value = mmd(x, y, unbiased=unbiased, **kernel)
     assert value.shape == ()
     assert value.dtype == jnp.float32
     expected = reference.mmd(x, y, definition, unbiased)
     np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_default_is_the_biased_value_of_the_papers_mixture():
-    x, y = _sets(shift=0.5)
-    assert mmd(x, y) == mmd(x, y, kernel=gaussian_mixture(), unbiased=False)
-
-
-def test_linear_kernel_compares_means():
-    x, y = _sets(shift=1.0)
-    expected = ((x.mean(0) - y.mean(0)) ** 2).sum()
-    np.testing.assert_allclose(mmd(x, y, kernel=linear), expected, rtol=1e-5)
 
 
 @MMD
@@ -68,14 +58,8 @@ def test_symmetric_and_blind_to_order(seed, shift, unbiased):
     np.testing.assert_allclose(mmd(y, x, unbiased=unbiased), value, atol=1e-6)
     moved = mmd(rng.permutation(x), rng.permutation(y), unbiased=unbiased)
     np.testing.assert_allclose(moved, value, atol=1e-6)
-
-
-@MMD
-@given(seed=st.integers(0, 2**16))
-def test_biased_value_of_a_set_with_itself_is_zero(seed):
-    x, _ = _sets(seed)
-    order = np.random.default_rng(seed).permutation(len(x))
-    assert abs(mmd(x, x[order])) <= 1e-6
+    # The biased value of a set with itself is zero, whatever the order.
+    assert abs(mmd(x, rng.permutation(x))) <= 1e-6
 
 
 def test_unbiased_mean_is_zero_under_the_null_and_the_biased_one_is_not():

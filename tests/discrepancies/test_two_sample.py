@@ -11,7 +11,7 @@ from jax import lax
 from scipy.special import expit
 from scipy.stats import binom
 
-from kln_jax import cmmd, delta, gaussian_mixture, linear
+from kln_jax import cmmd, gaussian_mixture, linear
 from kln_jax.discrepancies import two_sample as module
 
 # One number of resamples, so that most tests share one compiled program.
@@ -316,14 +316,6 @@ def test_the_observed_groups_drawn_again_are_ties(n_s, n_t, least):
     p = jax.jit(lambda keys: lax.map(p_value, keys))(keys)
     # Once in ten thousand, one of the p-values is smaller.
     assert p.min() >= (1 + binom.ppf(1e-4 / 100, 399, least)) / 400
-
-
-def test_integer_labels_stay_integers_for_delta():
-    x_s, y_s, x_t, y_t = _draw(jax.random.key(2))
-    labels = [(y > 0).astype(int) for y in (y_s, y_t)]
-    test = functools.partial(cmmd_test, key=jax.random.key(0), label_kernel=delta)
-    far = [label + 2**24 for label in labels]
-    assert test(x_s, far[0], x_t, far[1]) == test(x_s, labels[0], x_t, labels[1])
 
 
 def test_all_is_computed_in_the_type_of_the_gram_matrix():
