@@ -1,388 +1,54 @@
-"""Convolutions lowered to the fastest equal map, and dropout that ignores sharding.
+"""Layers of the networks: convolutions, pooling, dropout that ignores sharding.
 
 `Conv` and `ConvTranspose` have the names, parameters, initial values and results of
-the linen layers of the same name. Only the lowering differs: where a convolution is a
-plain matrix product it is written as one, and on CPU also where rearranging the images
-and multiplying is faster.
+the linen layers of the same name; only their lowering, in
+`kln_jax.networks.convolutions`, differs.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.dtypes import promote_dtype
-from jax import Array, lax
+from jax import Array
 from jax.typing import DTypeLike
 
-from kln_jax import backend
-
-Padding = str | Sequence[tuple[int, int]]
-Pads = tuple[tuple[int, int], tuple[int, int]]
-
-_DIMENSIONS = ("NHWC", "HWIO", "NHWC")
-# What the windows of a group of images may take, so that they are still in the cache
-# when they are multiplied: 5 to 10 MB were fastest for every layer of the networks.
-_CACHE_BYTES = 10_000_000
-# Pixels of an output up to which a convolution of stride 1 is a product of windows too.
-_SMALL_IMAGE = 8 * 8
-
-
-def conv(
-    x: Array,
-    kernel: Array,
-    *,
-    strides: tuple[int, int] = (1, 1),
-    padding: Padding = "SAME",
-) -> Array:
-    """Convolution without bias, equal to `lax.conv_general_dilated` on NHWC.
-
-    On CPU a window that steps by one pixel has no forward-mode derivative (`jax.jvp`)
-    unless it is 1 x 1 or as large as the image.
-
-    Args:
-      x: Images, shape ``(n, h, w, c_in)``.
-      kernel: Weights, shape ``(kh, kw, c_in, c_out)``.
-      strides: Step of the window along h and w.
-      padding: "SAME", "VALID" or ((top, bottom), (left, right)) in pixels.
-
-    Returns:
-      Images, shape ``(n, h', w', c_out)``.
-
-    Raises:
-      ValueError: If ``x`` is no batch of images with the kernel's channels, or the
-        padding is not one of the above.
-    """
-    _check_images(x, kernel)
-    kh, kw, c_in, c_out = kernel.shape
-    n, h, w, _ = x.shape
-    pads = _conv_pads((h, w), (kh, kw), strides, padding)
-    unpadded = pads == ((0, 0), (0, 0))
-    if unpadded and (kh, kw) == (h, w):
-        y = x.reshape(n, kh * kw * c_in) @ kernel.reshape(-1, c_out)
-        return y.reshape(n, 1, 1, c_out)
-    if unpadded and (kh, kw) == (1, 1) and strides == (1, 1):
-        return _product(x, kernel[0, 0])
-    if _products_beat_convolutions():
-        if strides == (1, 1):
-            return _unit_stride_conv(*_equally_varying(x, kernel), pads)
-        if (
-            strides == (2, 2)
-            and (kh, kw) == (4, 4)
-            and pads == ((1, 1), (1, 1))
-            and w % 2 == 0
-        ):
-            return _halving_conv(x, kernel)
-    return lax.conv_general_dilated(
-        x, kernel, strides, pads, dimension_numbers=_DIMENSIONS
-    )
-
-
-def conv_transpose(
-    x: Array,
-    kernel: Array,
-    *,
-    strides: tuple[int, int] = (1, 1),
-    padding: Padding = "SAME",
-) -> Array:
-    """Transposed convolution without bias, equal to `lax.conv_transpose` on NHWC.
-
-    The input is spread with ``strides`` - 1 zeros between its pixels, padded, and
-    correlated with the kernel: with top padding p,
-
-      out[s i + p - k] += x[i] kernel[k]   along h, and likewise along w.
-
-    PyTorch's ConvTranspose2d(4, stride=2, padding=1), which doubles the side, is
-    strides=(2, 2) and padding=((2, 2), (2, 2)) with the kernel flipped in h and w.
-
-    Args:
-      x: Images, shape ``(n, h, w, c_in)``.
-      kernel: Weights, shape ``(kh, kw, c_in, c_out)``.
-      strides: Pixels of the output for each pixel of the input, along h and w.
-      padding: "SAME", "VALID" or ((top, bottom), (left, right)) in pixels, of the
-        spread input.
-
-    Returns:
-      Images, shape ``(n, h', w', c_out)``.
-
-    Raises:
-      ValueError: If ``x`` is no batch of images with the kernel's channels, or the
-        padding is not one of the above.
-    """
-    _check_images(x, kernel)
-    kh, kw, c_in, c_out = kernel.shape
-    n, h, w, _ = x.shape
-    pads = _conv_transpose_pads((kh, kw), strides, padding)
-    full = ((kh - 1, kh - 1), (kw - 1, kw - 1))
-    if pads == full and (kh, kw) == (1, 1) and strides == (1, 1):
-        return _product(x, kernel[0, 0])
-    if pads == full and (h, w) == (1, 1):
-        # With the input channels last, the product and its two gradients all read
-        # this one rearranged copy of the kernel.
-        weights = kernel.reshape(-1, c_in, c_out).transpose(0, 2, 1)
-        y = x.reshape(n, c_in) @ weights.reshape(-1, c_in).T
-        return jnp.flip(y.reshape(n, kh, kw, c_out), (1, 2))
-    if (
-        _products_beat_convolutions()
-        and strides == (2, 2)
-        and (kh, kw) == (4, 4)
-        and pads == ((2, 2), (2, 2))
-    ):
-        return _doubling_conv_transpose(x, kernel)
-    return lax.conv_transpose(x, kernel, strides, pads, dimension_numbers=_DIMENSIONS)
-
-
-def max_pool(x: Array) -> Array:
-    """Maximum over 2 x 2 windows that do not overlap.
-
-    Where several values of a window share the maximum, its gradient goes to the
-    first of them in either direction. The maximum of a window with NaN is NaN.
-
-    Args:
-      x: Images, shape ``(n, h, w, c)``, h and w even.
-
-    Returns:
-      Images, shape ``(n, h / 2, w / 2, c)``.
-
-    Raises:
-      ValueError: If h or w is odd.
-    """
-    n, h, w, c = x.shape
-    if h % 2 or w % 2:
-        raise ValueError(
-            f"Images are {h} x {w}, but max_pool needs even sides. Pad or crop them."
-        )
-    # Not `max`, whose gradient divides by the number of values equal to the maximum:
-    # none is where XLA computes them twice with other roundings.
-    x = x.reshape(n, h // 2, 2, w // 2, 2, c)
-    x = _maximum(x[:, :, 0], x[:, :, 1])
-    return _maximum(x[:, :, :, 0], x[:, :, :, 1])
-
-
-def _maximum(a: Array, b: Array) -> Array:
-    # A comparison with NaN is false, which alone would keep NaN in b only.
-    return jnp.where((a >= b) | jnp.isnan(a), a, b)
-
-
-def _products_beat_convolutions() -> bool:
-    # XLA:CPU runs the gradients of convolutions by the kernel, and those of strided
-    # ones by the images, many times slower than the products they equal, most of all
-    # inside a compiled loop. On other devices convolutions are the safe choice.
-    return backend.is_cpu()
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _unit_stride_conv(x: Array, kernel: Array, pads: Pads) -> Array:
-    # A convolution where no gradient is taken: an exported network runs on others too.
-    return lax.conv_general_dilated(
-        x, kernel, (1, 1), pads, dimension_numbers=_DIMENSIONS
-    )
-
-
-def _unit_stride_conv_forward(
-    x: Array, kernel: Array, pads: Pads
-) -> tuple[Array, tuple[Array, Array]]:
-    return _convolve(x, kernel, pads), (x, kernel)
-
-
-def _unit_stride_conv_backward(
-    pads: Pads, residuals: tuple[Array, Array], dy: Array
-) -> tuple[Array, Array]:
-    """Gradients: ``dy`` convolved by the images, windows of ``x`` by the kernel."""
-    x, kernel = residuals
-    kh, kw, _, c_out = kernel.shape
-    (top, bottom), (left, right) = pads
-    back = (
-        (kh - 1 - top, kh - 1 - bottom),
-        (kw - 1 - left, kw - 1 - right),
-    )
-    flipped = jnp.flip(kernel, (0, 1)).transpose(0, 1, 3, 2)
-    dx = _convolve(dy, flipped, back)
-
-    def add(total: Array, group: tuple[Array, Array]) -> tuple[Array, None]:
-        images, dy = group
-        windows = _windows(images, (kh, kw), pads)
-        # In float32 at least, for a sum over groups in bfloat16 soon stops growing.
-        part = jnp.dot(
-            dy.reshape(-1, c_out).T, windows, preferred_element_type=total.dtype
-        )
-        return total + part, None
-
-    # The windows are the second factor, whose rows XLA:CPU reads faster.
-    nothing = jnp.zeros((c_out, kernel[..., 0].size), _wide(kernel.dtype, jnp.float32))
-    nothing, _ = _equally_varying(nothing, dy)
-    groups = _groups(x, dy.shape, kernel), _groups(dy, dy.shape, kernel)
-    total, _ = lax.scan(add, nothing, groups)
-    return dx, total.T.reshape(kernel.shape).astype(kernel.dtype)
-
-
-_unit_stride_conv.defvjp(_unit_stride_conv_forward, _unit_stride_conv_backward)
-
-
-def _convolve(x: Array, kernel: Array, pads: Pads) -> Array:
-    """Convolution of stride 1, of small images as products of their windows.
-
-    XLA:CPU's own was five times slower than the product on one processor where images
-    were small and channels many. On larger images XLA's is about as fast, and two or
-    three times as fast where channels are few.
-    """
-    kh, kw, _, c_out = kernel.shape
-    n, h, w, _ = x.shape
-    (top, bottom), (left, right) = pads
-    shape = n, h + top + bottom - kh + 1, w + left + right - kw + 1, c_out
-    if shape[1] * shape[2] > _SMALL_IMAGE:
-        return lax.conv_general_dilated(
-            x, kernel, (1, 1), pads, dimension_numbers=_DIMENSIONS
-        )
-
-    def product(images: Array) -> Array:
-        return _windows(images, (kh, kw), pads) @ kernel.reshape(-1, c_out)
-
-    return lax.map(product, _groups(x, shape, kernel)).reshape(shape)
-
-
-def _windows(x: Array, size: tuple[int, int], pads: Pads) -> Array:
-    """The window of each pixel of the output as a row (n * h' * w', kh * kw * c_in)."""
-    (kh, kw), (n, _, _, c_in) = size, x.shape
-    # Not jnp.pad, which cannot cut: the gradient of a wide padding does.
-    sides = ((0, 0), *pads, (0, 0))
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(low, high, 0) for low, high in sides])
-    h, w = x.shape[1] - kh + 1, x.shape[2] - kw + 1
-    taps = [x[:, i : i + h, j : j + w] for i in range(kh) for j in range(kw)]
-    return jnp.concatenate(taps, axis=-1).reshape(n * h * w, kh * kw * c_in)
-
-
-def _groups(images: Array, output: tuple[int, ...], kernel: Array) -> Array:
-    """Splits images into equal groups whose windows stay in a processor's cache.
-
-    Args:
-      images: Of the input or the output, shape ``(n, ...)``.
-      output: Shape ``(n, h', w', c_out)`` of the convolution's output.
-      kernel: Its kernel.
-    """
-    n, h, w, _ = output
-    size = kernel[..., 0].size * kernel.dtype.itemsize * h * w
-    fit = range(1, min(n, _CACHE_BYTES // size) + 1)
-    count = max((count for count in fit if n % count == 0), default=1)
-    return images.reshape(n // count, count, *images.shape[1:])
-
-
-def _equally_varying(x: Array, kernel: Array) -> tuple[Array, Array]:
-    """Marks both as varying over the axes of a shard_map over which either does.
-
-    A custom derivative must return gradients that vary as its arguments do; the mark
-    makes JAX sum the gradient of a replicated kernel over the devices.
-    """
-    varying = [jax.typeof(a).manual_axis_type.varying for a in (x, kernel)]
-    x, kernel = (
-        lax.pcast(a, tuple(other - own), to="varying") if other - own else a
-        for a, own, other in zip((x, kernel), varying, varying[::-1], strict=True)
-    )
-    return x, kernel
-
-
-def _product(x: Array, weights: Array) -> Array:
-    # On two axes, since XLA:CPU runs the gradients of a product with more slower.
-    y = x.reshape(-1, x.shape[-1]) @ weights
-    return y.reshape(*x.shape[:-1], weights.shape[-1])
-
-
-def _halving_conv(x: Array, kernel: Array) -> Array:
-    """Convolution 4 x 4, stride 2, padding 1, even width: windows, one product."""
-    n, h, w, c_in = x.shape
-    # A pair of neighbouring columns is one pixel of 2 * c_in channels: the window is
-    # then two pairs in each of four rows, and copies long runs.
-    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    x = x.reshape(n, h + 2, w // 2 + 1, 2 * c_in)
-    windows = jnp.concatenate(
-        [x[:, i : i + h - 1 : 2, j : j + w // 2] for i in range(4) for j in range(2)],
-        axis=-1,
-    )
-    # XLA:CPU makes the long sum of the kernel's gradient twice as fast with the longer
-    # side last; the barrier keeps it from turning the product round.
-    weights = lax.optimization_barrier(kernel.reshape(16 * c_in, -1).T)
-    return _product(windows, weights.T)
-
-
-def _doubling_conv_transpose(x: Array, kernel: Array) -> Array:
-    """Transposed convolution 4 x 4, stride 2, padding 2: one product, overlap-add."""
-    n, h, w, c_in = x.shape
-    c_out = kernel.shape[-1]
-    y = _product(x, kernel.transpose(2, 0, 1, 3).reshape(c_in, -1))
-    y = _overlap_add(y.reshape(n, h, w, 4, 4 * c_out), axis=1)
-    return _overlap_add(y.reshape(n, 2 * h, w, 4, c_out), axis=2)
-
-
-def _overlap_add(y: Array, axis: int) -> Array:
-    """Adds the four taps of each pixel up to twice as many pixels along ``axis``.
-
-    Tap k of input pixel i lands on output pixel 2 i + 2 - k: the even pixel 2 i takes
-    tap 2 of i and tap 0 of i - 1; the odd pixel 2 i + 1 tap 1 of i and tap 3 of i + 1.
-
-    Args:
-      y: The taps before the channels, shape ``(n, h, w, 4, c)``.
-      axis: 1 (h) or 2 (w).
-    """
-    size = y.shape[axis]
-    # The gradient of a split is one concatenation, that of indexing four paddings.
-    tap_0, tap_1, tap_2, tap_3 = (tap.squeeze(3) for tap in jnp.split(y, 4, axis=3))
-    nothing = jnp.zeros_like(lax.slice_in_dim(tap_0, 0, 1, axis=axis))
-    before = lax.slice_in_dim(tap_0, 0, size - 1, axis=axis)
-    after = lax.slice_in_dim(tap_3, 1, size, axis=axis)
-    even = tap_2 + jnp.concatenate([nothing, before], axis)
-    odd = tap_1 + jnp.concatenate([after, nothing], axis)
-    shape = list(even.shape)
-    shape[axis] = 2 * size
-    return jnp.stack([even, odd], axis + 1).reshape(shape)
-
-
-def _check_images(x: Array, kernel: Array) -> None:
-    if x.ndim != 4 or x.shape[-1] != kernel.shape[2]:
-        raise ValueError(
-            f"The input has shape {x.shape}, but the kernel {kernel.shape} needs "
-            f"(n, h, w, {kernel.shape[2]}). Reshape the input to that."
-        )
-
-
-def _pairs(padding: Padding) -> Pads:
-    if isinstance(padding, str):
-        raise ValueError(
-            f'padding={padding!r} must be "SAME", "VALID" or '
-            "((top, bottom), (left, right))."
-        )
-    (top, bottom), (left, right) = padding
-    return (top, bottom), (left, right)
-
-
-def _conv_pads(
-    size: tuple[int, int],
-    kernel_size: tuple[int, int],
-    strides: tuple[int, int],
-    padding: Padding,
-) -> Pads:
-    if padding not in ("SAME", "VALID"):
-        return _pairs(padding)
-    return _pairs(lax.padtype_to_pads(size, kernel_size, strides, padding))
-
-
-def _conv_transpose_pads(
-    kernel_size: tuple[int, int], strides: tuple[int, int], padding: Padding
-) -> Pads:
-    if padding not in ("SAME", "VALID"):
-        return _pairs(padding)
-    pads = []
-    for k, s in zip(kernel_size, strides, strict=True):
-        if padding == "VALID":
-            low, high = k - 1, max(k, s) - 1
-        else:
-            low = k - 1 if s >= k else -(-(k + s - 2) // 2)
-            high = k + s - 2 - low
-        pads.append((low, high))
-    return _pairs(pads)
-
-
-class Conv(nn.Module):
+from kln_jax.networks import convolutions
+from kln_jax.networks.convolutions import Padding
+
+
+class _Convolution(nn.Module):
+    """The parameters and the bias of a convolution; a subclass says of which."""
+
+    features: int
+    kernel_size: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    padding: Padding = "SAME"
+    use_bias: bool = True
+    dtype: DTypeLike | None = None
+
+    function: ClassVar[Callable[..., Array]]
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Maps images ``(n, h, w, c_in)`` to images ``(n, h', w', features)``."""
+        shape = (*self.kernel_size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.linear.default_kernel_init, shape)
+        x, kernel = promote_dtype(x, kernel, dtype=self.dtype)
+        y = self.function(x, kernel, strides=self.strides, padding=self.padding)
+        if not self.use_bias:
+            return y
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.features,))
+        # In float32 at least: the gradient of the bias is a long sum, and XLA:CPU adds
+        # bfloat16 numbers up in bfloat16, where the sum soon stops growing.
+        wide = convolutions._wider(y.dtype, bias.dtype)
+        total = y.astype(wide) + bias.astype(wide).reshape(1, 1, 1, -1)
+        return total.astype(y.dtype)
+
+
+class Conv(_Convolution):
     """Equal to `flax.linen.Conv` on NHWC images, in the fastest lowering.
 
     Attributes:
@@ -394,20 +60,10 @@ class Conv(nn.Module):
       dtype: dtype of the computation; None takes that of the input and parameters.
     """
 
-    features: int
-    kernel_size: tuple[int, int]
-    strides: tuple[int, int] = (1, 1)
-    padding: Padding = "SAME"
-    use_bias: bool = True
-    dtype: DTypeLike | None = None
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        """Maps images ``(n, h, w, c_in)`` to images ``(n, h', w', features)``."""
-        return _apply(self, conv, x)
+    function = staticmethod(convolutions.conv)
 
 
-class ConvTranspose(nn.Module):
+class ConvTranspose(_Convolution):
     """Equal to `flax.linen.ConvTranspose` on NHWC images, in the fastest lowering.
 
     Attributes:
@@ -420,38 +76,7 @@ class ConvTranspose(nn.Module):
       dtype: dtype of the computation; None takes that of the input and parameters.
     """
 
-    features: int
-    kernel_size: tuple[int, int]
-    strides: tuple[int, int] = (1, 1)
-    padding: Padding = "SAME"
-    use_bias: bool = True
-    dtype: DTypeLike | None = None
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        """Maps images ``(n, h, w, c_in)`` to images ``(n, h', w', features)``."""
-        return _apply(self, conv_transpose, x)
-
-
-def _apply(
-    layer: Conv | ConvTranspose, function: Callable[..., Array], x: Array
-) -> Array:
-    shape = (*layer.kernel_size, x.shape[-1], layer.features)
-    kernel = layer.param("kernel", nn.linear.default_kernel_init, shape)
-    x, kernel = promote_dtype(x, kernel, dtype=layer.dtype)
-    y = function(x, kernel, strides=layer.strides, padding=layer.padding)
-    if not layer.use_bias:
-        return y
-    bias = layer.param("bias", nn.initializers.zeros_init(), (layer.features,))
-    # In float32 at least: the gradient of the bias is a long sum, and XLA:CPU adds
-    # bfloat16 numbers up in bfloat16, where the sum soon stops growing.
-    wide = _wide(y.dtype, bias.dtype)
-    total = y.astype(wide) + bias.astype(wide).reshape(1, 1, 1, -1)
-    return total.astype(y.dtype)
-
-
-def _wide(*dtypes: DTypeLike) -> DTypeLike:
-    return max(dtypes, key=lambda dtype: jnp.dtype(dtype).itemsize)
+    function = staticmethod(convolutions.conv_transpose)
 
 
 class Dropout(nn.Module):
@@ -498,3 +123,35 @@ class Dropout(nn.Module):
             )
         )(positions)
         return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
+
+
+def max_pool(x: Array) -> Array:
+    """Maximum over 2 x 2 windows that do not overlap.
+
+    Where several values of a window share the maximum, its gradient goes to the
+    first of them in either direction. The maximum of a window with NaN is NaN.
+
+    Args:
+      x: Images, shape ``(n, h, w, c)``, h and w even.
+
+    Returns:
+      Images, shape ``(n, h / 2, w / 2, c)``.
+
+    Raises:
+      ValueError: If h or w is odd.
+    """
+    n, h, w, c = x.shape
+    if h % 2 or w % 2:
+        raise ValueError(
+            f"Images are {h} x {w}, but max_pool needs even sides. Pad or crop them."
+        )
+    # Not `max`, whose gradient divides by the number of values equal to the maximum:
+    # none is where XLA computes them twice with other roundings.
+    x = x.reshape(n, h // 2, 2, w // 2, 2, c)
+    x = _maximum(x[:, :, 0], x[:, :, 1])
+    return _maximum(x[:, :, :, 0], x[:, :, :, 1])
+
+
+def _maximum(a: Array, b: Array) -> Array:
+    # A comparison with NaN is false, which alone would keep NaN in b only.
+    return jnp.where((a >= b) | jnp.isnan(a), a, b)

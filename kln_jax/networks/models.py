@@ -36,10 +36,6 @@ class Outputs(NamedTuple):
     logits: Array
 
 
-def _scaled(width: float, *channels: int) -> tuple[int, ...]:
-    return tuple(max(1, round(width * count)) for count in channels)
-
-
 def _batch_norm(
     axis_name: str | None, dtype: DTypeLike, *, train: bool
 ) -> nn.BatchNorm:
@@ -71,23 +67,78 @@ class _Normalised(nn.Module):
         return nn.leaky_relu(x, self.slope)
 
 
-class MnistEncoder(nn.Module):
-    """The paper's encoder for 28x28 grey images.
+class _Network(nn.Module):
+    """What encoders and decoders have in common.
 
-    4x4 conv 64, stride 2; 4x4 conv 128, stride 2; 7x7 conv 1024; 1x1 conv 128. All
-    but the first with batch normalisation, all with LeakyReLU (slope 0.2, DCGAN's).
+    Attributes:
+      width: Channels or hidden units relative to those named in the class.
+      axis_name: Device axis over which batch statistics are shared.
+      dtype: dtype of the computation.
+    """
+
+    width: float = 1.0
+    axis_name: str | None = None
+    dtype: DTypeLike = jnp.float32
+
+    def _scaled(self, *channels: int) -> tuple[int, ...]:
+        return tuple(max(1, round(self.width * count)) for count in channels)
+
+    def _normalised(self, x: Array, slope: float, *, train: bool) -> Array:
+        return _Normalised(slope, self.axis_name, self.dtype)(x, train=train)
+
+
+class Encoder(_Network):
+    """Maps images to embeddings.
 
     Attributes:
       latent_dim: Dimensions of Z.
-      width: Channels relative to the paper's.
+      width: Channels or hidden units relative to those that the network names.
       axis_name: Device axis over which batch statistics are shared.
       dtype: dtype of the computation.
     """
 
     latent_dim: int = 128
-    width: float = 1.0
-    axis_name: str | None = None
-    dtype: DTypeLike = jnp.float32
+
+    def __call__(self, x: Array, positions: Array, *, train: bool) -> Array:
+        """Maps images ``(n, h, w, c)`` to embeddings ``(n, latent_dim)``.
+
+        Args:
+          x: The images.
+          positions: Places of the images in the global batch, to which dropout masks
+            belong, shape ``(n,)``, int32.
+          train: Whether batch statistics and dropout are those of training.
+        """
+        raise NotImplementedError
+
+
+class Decoder(_Network):
+    """Maps embeddings to images.
+
+    Attributes:
+      channels: Channels of the images.
+      width: Channels or hidden units relative to those that the network names.
+      axis_name: Device axis over which batch statistics are shared.
+      dtype: dtype of the computation.
+    """
+
+    channels: int = 1
+
+    def __call__(self, z: Array, *, train: bool) -> Array:
+        """Maps embeddings ``(n, latent_dim)`` to images ``(n, h, w, channels)``.
+
+        Args:
+          z: The embeddings.
+          train: Whether batch statistics are those of the batch.
+        """
+        raise NotImplementedError
+
+
+class MnistEncoder(Encoder):
+    """The paper's encoder for 28x28 grey images.
+
+    4x4 conv 64, stride 2; 4x4 conv 128, stride 2; 7x7 conv 1024; 1x1 conv 128. All
+    but the first with batch normalisation, all with LeakyReLU (slope 0.2, DCGAN's).
+    """
 
     @nn.compact
     def __call__(self, x: Array, positions: Array, *, train: bool) -> Array:
@@ -100,9 +151,9 @@ class MnistEncoder(nn.Module):
             )(x)
 
         def normalised(x: Array) -> Array:
-            return _Normalised(0.2, self.axis_name, self.dtype)(x, train=train)
+            return self._normalised(x, 0.2, train=train)
 
-        first, second, third = _scaled(self.width, 64, 128, 1024)
+        first, second, third = self._scaled(64, 128, 1024)
         x = layers.Conv(first, (4, 4), dtype=self.dtype, **_HALVE)(x)
         x = nn.leaky_relu(x, 0.2)
         x = normalised(conv(x, second, 4, **_HALVE))
@@ -111,23 +162,12 @@ class MnistEncoder(nn.Module):
         return x.reshape(len(x), -1)
 
 
-class MnistDecoder(nn.Module):
+class MnistDecoder(Decoder):
     """The paper's decoder for 28x28 grey images.
 
     1x1 deconv 1024; 7x7 deconv 128; 4x4 deconv 64, stride 2; 4x4 deconv to the
     image, stride 2. All but the last with batch normalisation and ReLU; then sigmoid.
-
-    Attributes:
-      channels: Channels of the image.
-      width: Channels relative to the paper's.
-      axis_name: Device axis over which batch statistics are shared.
-      dtype: dtype of the computation.
     """
-
-    channels: int = 1
-    width: float = 1.0
-    axis_name: str | None = None
-    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, z: Array, *, train: bool) -> Array:
@@ -137,9 +177,9 @@ class MnistDecoder(nn.Module):
             x = layers.ConvTranspose(
                 features, (side, side), use_bias=False, dtype=self.dtype, **geometry
             )(x)
-            return _Normalised(0.0, self.axis_name, self.dtype)(x, train=train)
+            return self._normalised(x, 0.0, train=train)
 
-        first, second, third = _scaled(self.width, 1024, 128, 64)
+        first, second, third = self._scaled(1024, 128, 64)
         x = deconv(z[:, None, None, :], first, 1)
         x = deconv(x, second, 7, padding="VALID")
         x = deconv(x, third, 4, **_DOUBLE)
@@ -147,80 +187,46 @@ class MnistDecoder(nn.Module):
         return nn.sigmoid(x.astype(jnp.float32))
 
 
-class MlpEncoder(nn.Module):
+class MlpEncoder(Encoder):
     """Two hidden layers of 1024, with batch normalisation and ReLU, then Z.
 
     For the baseline CGMMN-MLP, of which the paper says no more than its name.
-
-    Attributes:
-      latent_dim: Dimensions of Z.
-      width: Hidden units relative to those named.
-      axis_name: Device axis over which batch statistics are shared.
-      dtype: dtype of the computation.
     """
-
-    latent_dim: int = 128
-    width: float = 1.0
-    axis_name: str | None = None
-    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: Array, positions: Array, *, train: bool) -> Array:
         """Maps images ``(n, h, w, c)`` to embeddings ``(n, latent_dim)``."""
         del positions  # It has no dropout.
-        (hidden,) = _scaled(self.width, 1024)
+        (hidden,) = self._scaled(1024)
         x = x.reshape(len(x), -1)
         for _ in range(2):
             x = nn.Dense(hidden, use_bias=False, dtype=self.dtype)(x)
-            x = _Normalised(0.0, self.axis_name, self.dtype)(x, train=train)
+            x = self._normalised(x, 0.0, train=train)
         return nn.Dense(self.latent_dim, dtype=self.dtype)(x)
 
 
-class MlpDecoder(nn.Module):
-    """The mirror image of `MlpEncoder`, then sigmoid: images of 28x28 pixels.
-
-    Attributes:
-      channels: Channels of the image.
-      width: Hidden units relative to those named.
-      axis_name: Device axis over which batch statistics are shared.
-      dtype: dtype of the computation.
-    """
-
-    channels: int = 1
-    width: float = 1.0
-    axis_name: str | None = None
-    dtype: DTypeLike = jnp.float32
+class MlpDecoder(Decoder):
+    """The mirror image of `MlpEncoder`, then sigmoid: images of 28x28 pixels."""
 
     @nn.compact
     def __call__(self, z: Array, *, train: bool) -> Array:
         """Maps embeddings ``(n, latent_dim)`` to images ``(n, 28, 28, channels)``."""
-        x, (hidden,) = z, _scaled(self.width, 1024)
+        x, (hidden,) = z, self._scaled(1024)
         for _ in range(2):
             x = nn.Dense(hidden, use_bias=False, dtype=self.dtype)(x)
-            x = _Normalised(0.0, self.axis_name, self.dtype)(x, train=train)
+            x = self._normalised(x, 0.0, train=train)
         x = nn.Dense(28 * 28 * self.channels, dtype=self.dtype)(x)
         x = nn.sigmoid(x.astype(jnp.float32))
         return x.reshape(len(x), 28, 28, self.channels)
 
 
-class ConvLargeEncoder(nn.Module):
+class ConvLargeEncoder(Encoder):
     """The encoder for 32x32 colour images: Laine and Aila's network of nine layers.
 
     Three 3x3 convs of 128, max-pool, dropout; three of 256, max-pool, dropout; 3x3
     conv 512 without padding; 1x1 convs 256 and 128; global average pool. Each conv
     with batch normalisation and LeakyReLU (slope 0.1).
-
-    Attributes:
-      latent_dim: Dimensions of Z.
-      width: Channels relative to the paper's.
-      axis_name: Device axis over which batch statistics are shared.
-      dtype: dtype of the computation.
     """
-
-    latent_dim: int = 128
-    width: float = 1.0
-    axis_name: str | None = None
-    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: Array, positions: Array, *, train: bool) -> Array:
@@ -234,9 +240,9 @@ class ConvLargeEncoder(nn.Module):
                 use_bias=False,
                 dtype=self.dtype,
             )(x)
-            return _Normalised(0.1, self.axis_name, self.dtype)(x, train=train)
+            return self._normalised(x, 0.1, train=train)
 
-        first, second, third = _scaled(self.width, 128, 256, 512)
+        first, second, third = self._scaled(128, 256, 512)
         for features in (first, second):
             for _ in range(3):
                 x = conv(x, features, 3)
@@ -248,23 +254,12 @@ class ConvLargeEncoder(nn.Module):
         return jnp.mean(x.astype(jnp.float32), axis=(1, 2))
 
 
-class ConvLargeDecoder(nn.Module):
+class ConvLargeDecoder(Decoder):
     """Four deconvs to a 32x32 image; the paper gives their number only.
 
     4x4 deconvs: 512 (to 4x4 pixels), 256, 128 and the image, stride 2 from the
     second on. All but the last with batch normalisation and ReLU; then sigmoid.
-
-    Attributes:
-      channels: Channels of the image.
-      width: Channels relative to those named.
-      axis_name: Device axis over which batch statistics are shared.
-      dtype: dtype of the computation.
     """
-
-    channels: int = 3
-    width: float = 1.0
-    axis_name: str | None = None
-    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, z: Array, *, train: bool) -> Array:
@@ -274,9 +269,9 @@ class ConvLargeDecoder(nn.Module):
             x = layers.ConvTranspose(
                 features, (4, 4), use_bias=False, dtype=self.dtype, **geometry
             )(x)
-            return _Normalised(0.0, self.axis_name, self.dtype)(x, train=train)
+            return self._normalised(x, 0.0, train=train)
 
-        first, second, third = _scaled(self.width, 512, 256, 128)
+        first, second, third = self._scaled(512, 256, 128)
         x = deconv(z[:, None, None, :], first, padding="VALID")
         x = deconv(x, second, **_DOUBLE)
         x = deconv(x, third, **_DOUBLE)
@@ -295,8 +290,8 @@ class KLN(nn.Module):
       axis_name: Device axis over which its batch statistics are shared.
     """
 
-    encoder: nn.Module
-    decoder: nn.Module
+    encoder: Encoder
+    decoder: Decoder
     num_classes: int
     normalise_z: bool = False
     axis_name: str | None = None
