@@ -91,7 +91,7 @@ GROUPS = {
     "training.optimizers training.augmentation training.fixed_embeddings "
     "training.parallel training.interruption",
     "Trained networks": "inference inference.estimator inference.trained_network "
-    "inference.predict inference.export",
+    "inference.classify inference.export",
     "Analysis": "analysis analysis.suites analysis.runs analysis.report "
     "analysis.tables analysis.figures analysis.view",
 }

@@ -94,8 +94,8 @@ def test_predicting_loads_nothing_that_trains():
     _run(
         """
 import sys
-import kln_jax.inference.export, kln_jax.inference.predict
-import kln_jax.inference.trained_network
+import kln_jax.inference.classify, kln_jax.inference.export
+import kln_jax.inference.__main__
 training = {"kln_jax.training.experiment", "kln_jax.training.loop"}
 training |= {"tensorboardX", "tqdm", "sklearn"}
 assert not training & set(sys.modules), training & set(sys.modules)

@@ -1,9 +1,9 @@
 """Command line: python -m kln_jax.datasets prepare NAME --data_dir=DIR."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from kln_jax import _cli
 from kln_jax.datasets import DatasetError, prepare
 from kln_jax.datasets._known import KNOWN
 
@@ -17,27 +17,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status.
     """
-    parser = argparse.ArgumentParser(
+    parser = _cli.Parser(
         prog="python -m kln_jax.datasets", description="Prepares data sets."
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    sub = commands.add_parser(
+    command = parser.add_subparsers(required=True, metavar="COMMAND").add_parser(
         "prepare",
         help="download a data set, or convert it from TFRecord, for reading offline",
     )
-    sub.add_argument("name", choices=tuple(KNOWN), metavar="NAME", help="data set")
-    sub.add_argument(
+    command.add_argument("name", choices=tuple(KNOWN), metavar="NAME", help="data set")
+    command.add_argument(
         "--data_dir",
+        metavar="DIR",
         help="where to; default: TFDS_DATA_DIR or ~/tensorflow_datasets",
     )
     arguments = parser.parse_args(argv)
     try:
-        print(prepare(arguments.name, data_dir=arguments.data_dir))
+        done = prepare(arguments.name, data_dir=arguments.data_dir)
     except DatasetError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        command.stop(error)
+    with command.printing():
+        print(done)
     return 0
 
 
 if __name__ == "__main__":
+    _cli.log_to_stderr()
     sys.exit(main())

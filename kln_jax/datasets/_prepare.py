@@ -1,5 +1,6 @@
 """Preparation of sets of tensorflow-datasets, to be read offline."""
 
+import http.client
 import importlib.util
 import json
 import logging
@@ -7,7 +8,6 @@ import os
 import pathlib
 import struct
 import tempfile
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -90,24 +90,14 @@ def download_and_prepare(name: str, root: pathlib.Path) -> pathlib.Path:
 
 def _reaches(url: str) -> bool:
     """Whether the network answers for a URL, within seconds."""
-    answers: list[bool] = []
-
-    def ask() -> None:
-        request = urllib.request.Request(url, method="HEAD")
-        try:
-            with urllib.request.urlopen(request, timeout=_NETWORK_TIMEOUT_SECONDS):
-                answers.append(True)
-        except urllib.error.HTTPError:
-            # Some answer, for example that the folder may not be listed.
-            answers.append(True)
-        except Exception:
-            answers.append(False)
-
-    # Looking up a host's name may hang longer than the timeout.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(2 * _NETWORK_TIMEOUT_SECONDS)
-    return answers == [True]
+    request = urllib.request.Request(url, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=_NETWORK_TIMEOUT_SECONDS):
+            return True
+    except urllib.error.HTTPError:
+        return True  # Some answer, for example that the folder may not be listed.
+    except (OSError, http.client.HTTPException):
+        return False
 
 
 def _tfrecords(path: pathlib.Path) -> Iterator[bytes]:

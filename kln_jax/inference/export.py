@@ -1,8 +1,9 @@
-"""Exports a trained network: python -m kln_jax.inference.export --workdir=DIR OUT.
+"""Exports of trained networks, which predict without this package.
 
-OUT is an artefact of `jax.export`: network, weights and preprocessing in one file, for
-any number of images and for CPU, NVIDIA GPU and TPU. To use it takes JAX and the
-package flatbuffers, with which JAX reads it, but not this package:
+``python -m kln_jax.inference export --workdir=DIR OUT`` writes one: an artefact of
+`jax.export`, with network, weights and preprocessing in one file, for any number of
+images and for CPU, NVIDIA GPU and TPU. To use it takes JAX and the package flatbuffers,
+with which JAX reads it, but not this package:
 
     import jax.export
 
@@ -25,27 +26,21 @@ wrote it.
 
 from __future__ import annotations
 
-import pathlib
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.export
-import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from kln_jax.inference.predict import Parser
-from kln_jax.storage import whole_files
-
-if TYPE_CHECKING:
-    from kln_jax.inference.trained_network import Trained
+from kln_jax.inference import trained_network
+from kln_jax.inference.trained_network import TrainedNetwork
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def export(
-    trained: Trained, *, platforms: Sequence[str] = ("cpu", "cuda", "tpu")
+    trained: TrainedNetwork, *, platforms: Sequence[str] = ("cpu", "cuda", "tpu")
 ) -> jax.export.Exported:
     """Exports a trained network as a function of uint8 images.
 
@@ -59,8 +54,6 @@ def export(
     Raises:
       ValueError: If a platform is unknown.
     """
-    from kln_jax.inference import trained_network
-
     unknown = [name for name in platforms if name not in PLATFORMS]
     if unknown or not platforms:
         raise ValueError(
@@ -79,50 +72,7 @@ def export(
     # Of one image and mapped: the networks ask for the length of their batch, which
     # has no number here.
     function = jax.jit(jax.vmap(predict_one))
-    height, width, channels = trained.image_shape
-    shape = jax.export.symbolic_shape(f"b, {height}, {width}, {channels}")
-    return jax.export.export(function, platforms=platforms)(
-        jax.ShapeDtypeStruct(shape, jnp.uint8)
+    images = jax.export.symbolic_args_specs(
+        np.empty((1, *trained.image_shape), np.uint8), "b, ..."
     )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line.
-
-    Args:
-      argv: The arguments; None means those of the process.
-
-    Returns:
-      The exit status.
-    """
-    parser = Parser(
-        "kln_jax.inference.export",
-        "[--platforms=cpu,cuda,tpu] OUT",
-        "Writes a trained network as one file, which predicts without this package.",
-    )
-    parser.add_argument(
-        "--platforms",
-        default="cpu,cuda,tpu",
-        help=f"where it is to run, of {','.join(PLATFORMS)}; default: %(default)s",
-    )
-    parser.add_argument("out", type=pathlib.Path, metavar="OUT", help="the file")
-    arguments = parser.parse_args(argv)
-    trained = parser.load(arguments)
-    out = arguments.out
-    try:
-        exported = export(trained, platforms=arguments.platforms.split(","))
-        whole_files.write_whole(out, exported.serialize())
-    except (ValueError, OSError) as error:
-        parser.stop(error)
-    height, width, channels = trained.image_shape
-    with parser.printing():
-        print(
-            f"Wrote {out}: uint8 images (b, {height}, {width}, {channels}) of classes"
-        )
-        for number, name in enumerate(trained.class_names):
-            print(f"{number:4}  {name}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return jax.export.export(function, platforms=platforms)(images)

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from kln_jax.networks.models import KLN
 from kln_jax.storage import whole_files, working_directory
+from kln_jax.storage.checkpoints import Checkpoints
 from kln_jax.training import augmentation, configuration, objectives, steps
 from kln_jax.training.steps import TrainState
 
@@ -20,7 +21,7 @@ from kln_jax.training.steps import TrainState
 _BATCH_SIZE = 100
 
 
-class Trained(NamedTuple):
+class TrainedNetwork(NamedTuple):
     """A trained network.
 
     Attributes:
@@ -53,19 +54,17 @@ class Prediction(NamedTuple):
     reconstruction_error: Any
 
 
-def load(workdir: str | pathlib.Path, *, best: bool = False) -> Trained:
+def load(workdir: str | pathlib.Path) -> TrainedNetwork:
     """Reads the network of a run; its data set need not be there.
 
     Args:
       workdir: Working directory of the run.
-      best: Whether to take the state with the smallest validation error, of a run
-        with ``keep_best``, instead of the newest.
 
     Returns:
-      The `Trained` network.
+      The `TrainedNetwork`, with the newest state of the run.
 
     Raises:
-      ValueError: If there is no run, or none with such a checkpoint.
+      ValueError: If there is no run, or none with a checkpoint.
       CheckpointError: If its checkpoints are damaged.
     """
     directory = pathlib.Path(workdir)
@@ -85,10 +84,35 @@ def load(workdir: str | pathlib.Path, *, best: bool = False) -> Trained:
     model = configuration.model(
         config, image_shape=image_shape, num_classes=len(class_names)
     )
-    state = working_directory.restore(directory, config, model, image_shape, best=best)
-    return Trained(
-        config, class_names, image_shape, model, steps.without_optimizer(state)
+    state = _restore(directory / "checkpoints", config, model, image_shape)
+    return TrainedNetwork(config, class_names, image_shape, model, state)
+
+
+def _restore(
+    directory: pathlib.Path,
+    config: ConfigDict,
+    model: KLN,
+    image_shape: tuple[int, int, int],
+) -> TrainState:
+    """Reads the newest state of a run, without that of the optimiser."""
+    channels = image_shape[-1]
+    like = jax.eval_shape(
+        lambda key: steps.init_state(
+            model,
+            # How long an epoch is changes nothing of the layout.
+            configuration.optimizer(config, steps_per_epoch=1),
+            key,
+            mean=np.zeros(channels),
+            std=np.ones(channels),
+            image_shape=image_shape,
+        ),
+        jax.random.key(config.seed),
     )
+    with Checkpoints(directory, read_only=True) as checkpoints:
+        restored = checkpoints.restore(like)
+    if restored is None:
+        raise ValueError(f"{directory.parent} holds no checkpoint.")
+    return steps.without_optimizer(restored.state)
 
 
 def predict(

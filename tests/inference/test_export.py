@@ -1,4 +1,4 @@
-"""python -m kln_jax.inference.export, and its file in a process that has JAX alone."""
+"""python -m kln_jax.inference export, and its file in a process that has JAX alone."""
 
 import os
 import subprocess
@@ -11,6 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from kln_jax.inference import export, trained_network
+from kln_jax.inference.__main__ import main
 from kln_jax.networks import models
 from kln_jax.training import steps
 from tests import small_run
@@ -77,7 +78,7 @@ def _assert_equal(prediction, run):
 
 def test_the_file_predicts_without_this_package(small, tmp_path, capsys):
     out = tmp_path / "OUT"
-    assert export.main([f"--workdir={small.workdir}", str(out)]) == 0
+    assert main(["export", f"--workdir={small.workdir}", str(out)]) == 0
     head, *names = capsys.readouterr().out.splitlines()
     assert head == f"Wrote {out}: uint8 images (b, 28, 28, 1) of classes"
     assert [name.split(maxsplit=1)[1] for name in names] == list(small_run.CLASS_NAMES)
@@ -116,35 +117,10 @@ def test_images_in_colour_with_normalisation_and_dropout():
         )
     )(jax.random.key(0))
     config = ConfigDict({"reconstruction_reduction": "sum"})
-    trained = trained_network.Trained(config, tuple("abcd"), shape, model, state)
+    trained = trained_network.TrainedNetwork(config, tuple("abcd"), shape, model, state)
     exported = export.export(trained, platforms=["cpu", "tpu"])
     assert exported.platforms == ("cpu", "tpu")
     images = np.random.default_rng(0).integers(0, 256, (5, *shape)).astype(np.uint8)
     prediction = jax.jit(exported.call)(images)
     run = small_run.SmallRun(None, model, state, images)
     _assert_equal(prediction, run)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        ([], 2, "the following arguments are required: OUT"),
-        (["--platforms=cpu,gpu", "OUT"], 1, "platforms='cpu,gpu' must be some of "),
-        (["--platforms=", "OUT"], 1, "platforms='' must be some of "),
-        (["absent/OUT"], 1, "[Errno 2] No such file or directory"),
-        (["folder"], 1, "[Errno 21] Is a directory"),
-    ],
-)
-def test_an_error_is_one_line_and_leaves_nothing(
-    arguments, status, message, small, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(SystemExit) as caught:
-        export.main([f"--workdir={small.workdir}", *arguments])
-    assert caught.value.code == status
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"kln_jax.inference.export: error: {message}")
-    assert err.count("\n") == 1
-    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]

@@ -1,11 +1,8 @@
-"""python -m kln_jax.inference.predict, on a run whose data set is gone."""
+"""python -m kln_jax.inference predict, on a run whose data set is gone."""
 
 import io
 import json
-import os
 import pathlib
-import shutil
-import subprocess
 import sys
 
 import jax
@@ -15,13 +12,14 @@ import pytest
 
 from configs import mnist
 from kln_jax import datasets
-from kln_jax.inference import export, predict, trained_network
+from kln_jax.inference import classify, trained_network
+from kln_jax.inference.__main__ import main
 from kln_jax.storage import working_directory
 from kln_jax.storage.checkpoints import Checkpoints
 from kln_jax.training import compiled
 from tests import small_run
 
-ROOT = pathlib.Path(__file__).parents[2]
+ERROR = "python -m kln_jax.inference predict: error: "
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +60,7 @@ def folder(small, tmp_path):
 
 
 def _run(small, *arguments):
-    return predict.main([f"--workdir={small.workdir}", *map(str, arguments)])
+    return main(["predict", f"--workdir={small.workdir}", *map(str, arguments)])
 
 
 def _assert_rows(rows, expected, order, **tolerance):
@@ -85,7 +83,7 @@ def test_json_lines_say_what_the_network_says(small, expected, folder, capsys):
 def test_a_folder_is_read_in_order_whatever_the_kind_of_its_images(
     small, expected, folder, capsys, monkeypatch
 ):
-    monkeypatch.setattr(predict, "_CHUNK", 4)  # So that there are several.
+    monkeypatch.setattr(classify, "_CHUNK", 4)  # So that there are several.
     assert _run(small, "--json", folder) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     places = [str(pathlib.Path(row["image"]).relative_to(folder)) for row in rows]
@@ -124,7 +122,7 @@ def test_an_image_gets_the_margin_of_the_data_set(tmp_path, capsys):
     image = np.random.default_rng(0).integers(0, 256, (28, 28), np.uint8)
     PIL.Image.fromarray(image).save(tmp_path / "image.png")
     arguments = [f"--workdir={tmp_path}", "--json", str(tmp_path / "image.png")]
-    assert predict.main(arguments) == 0
+    assert main(["predict", *arguments]) == 0
     row = json.loads(capsys.readouterr().out)
     said = trained_network.predict_in_batches(
         model,
@@ -168,112 +166,13 @@ def test_what_cannot_be_used_is_listed_and_the_rest_classified(
     lines = err.splitlines()
     assert len(lines) == len(starts)
     for path, reason in starts:
-        start = f"kln_jax.inference.predict: error: {path}: {reason}"
+        start = f"{ERROR}{path}: {reason}"
         assert any(line.startswith(start) for line in lines), (start, lines)
 
 
 def test_without_one_usable_image_there_is_no_traceback(small, tmp_path, capsys):
     assert _run(small, tmp_path / "absent.png") == 1
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_more_images_than_a_batch_are_the_same_in_any_number(small, expected):
-    images = np.concatenate([small.images] * 4)[:205]
-    trained = trained_network.load(small.workdir)
-    prediction = trained_network.predict_in_batches(
-        trained.model, trained.state, images, reconstruction_reduction="mean"
-    )
-    _, p, errors = expected
-    rows = np.arange(205) % 60
-    np.testing.assert_allclose(prediction.probabilities, p[rows], rtol=1e-4)
-    np.testing.assert_allclose(
-        prediction.reconstruction_error, errors[rows] / 784, rtol=1e-4
-    )
-    z = small_run.predict(small).z
-    np.testing.assert_allclose(prediction.z, z[rows], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["config.json", "data.json"])
-def test_a_description_that_is_damaged_or_missing_is_named(name, tmp_path, small):
-    shutil.copytree(small.workdir, tmp_path / "damaged")
-    for content, message in (
-        ("{", rf"{name} is damaged: .* Restore it"),
-        ("{}", rf"{name} of .* was written by another version of kln_jax: "),
-    ):
-        (tmp_path / "damaged" / name).write_text(content)
-        with pytest.raises(ValueError, match=message):
-            trained_network.load(tmp_path / "damaged")
-    (tmp_path / "damaged" / name).unlink()
-    with pytest.raises(ValueError, match=f"holds no run: {name} is missing"):
-        trained_network.load(tmp_path / "damaged")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        ([], 2, "the following arguments are required: --workdir, IMAGE"),
-        (["--workdir=a", "--jason", "b"], 2, "unrecognized arguments: --jason"),
-        (["--workdir=a", "b"], 1, "a holds no run: config.json is missing."),
-    ],
-)
-def test_an_error_is_one_line(
-    arguments, status, message, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as caught:
-        predict.main(arguments)
-    assert caught.value.code == status
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", f"kln_jax.inference.predict: error: {message}\n")
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_best_state_is_asked_for(small, capsys):
-    with pytest.raises(SystemExit):
-        _run(small, "--best", "image.png")
-    assert "has no best checkpoint" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("main", [predict.main, export.main])
-def test_a_device_that_is_not_there_is_one_line(main, small, monkeypatch, capsys):
-    def no_device():
-        raise RuntimeError("Unable to initialize backend 'foo'")
-
-    monkeypatch.setattr(jax, "default_backend", no_device)
-    with pytest.raises(SystemExit, match="1"):
-        main([f"--workdir={small.workdir}", "OUT"])
-    line = "platform='cpu' is not to be had: Unable to initialize backend 'foo'\n"
-    assert capsys.readouterr().err.endswith(f"error: {line}")
-
-
-@pytest.mark.parametrize("module", ["predict", "export"])
-def test_help_answers_before_anything_heavy_is_loaded(module):
-    code = f"""
-import atexit, sys
-heavy = {{"flax", "optax", "orbax", "sklearn", "PIL"}}
-atexit.register(lambda: print("loaded:", sorted(heavy & set(sys.modules))))
-from kln_jax import {module}
-{module}.main(["--help"])
-"""
-    done = _python("-c", code)
-    assert done.returncode == 0, done.stderr
-    assert f"usage: python -m kln_jax.{module} --workdir=DIR" in done.stdout
-    assert "loaded: []" in done.stdout
-
-
-def test_whoever_reads_the_output_may_stop(small, folder):
-    # As in `python -m kln_jax.inference.predict ... | head -1`.
-    read, write = os.pipe()
-    os.close(read)
-    done = _python(
-        "-m",
-        "kln_jax.inference.predict",
-        f"--workdir={small.workdir}",
-        str(folder),
-        stdout=write,
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_is_not_finite_is_an_error(small, folder, capsys, monkeypatch):
@@ -285,69 +184,12 @@ def test_what_is_not_finite_is_an_error(small, folder, capsys, monkeypatch):
     assert _run(small, "--json", image) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(
-        f"kln_jax.inference.predict: error: {image}: what the network says is "
-    )
+    assert err.startswith(f"{ERROR}{image}: what the network says is ")
     assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize("module", ["predict", "export"])
-@pytest.mark.parametrize(
-    ("redirection", "message"),
-    [
-        (">/dev/full", "standard input or output: No space left on device"),
-        (">&-", "The standard output is closed."),
-    ],
-)
-def test_output_that_cannot_be_written_is_one_line(
-    module, redirection, message, small, folder
-):
-    done = _python(
-        "-m",
-        f"kln_jax.{module}",
-        f"--workdir={small.workdir}",
-        str(folder / "0.png"),
-        redirection=redirection,
-    )
-    assert done.returncode == 1
-    assert done.stderr == f"kln_jax.{module}: error: {message}\n"
 
 
 def test_a_standard_input_that_is_closed_is_named(small, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     assert _run(small, "-") == 1
-    error = "kln_jax.inference.predict: error: -: the standard input is closed\n"
+    error = f"{ERROR}-: the standard input is closed\n"
     assert capsys.readouterr().err == error
-
-
-def test_what_an_encoding_lacks_is_escaped_but_no_byte_of_a_file_name(
-    small, folder, capfdbinary, monkeypatch
-):
-    names = [f"ö{name}" for name in small_run.CLASS_NAMES]
-    load = trained_network.load
-
-    def load_with_names(*arguments, **keywords):
-        return load(*arguments, **keywords)._replace(class_names=names)
-
-    monkeypatch.setattr(trained_network, "load", load_with_names)
-    name = os.fsencode(folder / "0") + b"\xff.png"
-    (folder / "0.png").rename(os.fsdecode(name))
-    with open(os.dup(1), "w", encoding="ascii") as stdout:
-        monkeypatch.setattr(sys, "stdout", stdout)
-        assert _run(small, os.fsdecode(name)) == 0
-    line = capfdbinary.readouterr().out.splitlines()[1]
-    assert line.startswith(b"\\xf6")
-    assert line.endswith(name)
-
-
-def _python(*arguments, stdout=subprocess.PIPE, redirection=""):
-    command = [sys.executable, "-W", "error", *arguments]
-    return subprocess.run(
-        ["sh", "-c", f'"$@" {redirection}', "sh", *command],
-        cwd=ROOT,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=300,
-        check=False,
-    )
