@@ -30,6 +30,7 @@ from kln_jax import cmmd, datasets
 from kln_jax.analysis import runs
 from kln_jax.storage import epoch_metrics, whole_files
 from kln_jax.training import experiment, parallel, steps
+from kln_jax.training.configuration import Config
 
 # Steps of an epoch, and the paper's seconds for one on a Titan X.
 EPOCHS = {
@@ -82,7 +83,8 @@ def agreement(*, small: bool) -> dict[str, Any]:
         state = jax.device_get(setup.init(jax.random.key(0)))
         data = jax.device_get(setup.data)
         order = jnp.arange(setup.batch_size, dtype=jnp.int32)
-        one = step.train_step(setup, diagnose_every=1)
+        method = step.make_method(setup, steps_per_epoch=1)
+        one = functools.partial(steps.train_step, method)
         values = {}
         for device in (jax.devices()[0], jax.devices("cpu")[0]):
             run = parallel.data_parallel(one, axis_name=steps.AXIS, devices=[device])
@@ -193,7 +195,7 @@ def _train(
     if small:
         config.update(width=0.05, latent_dim=8)
     workdir = out / f"{variant}-{epochs}"
-    experiment.train_and_evaluate(config, str(workdir))
+    experiment.train_and_evaluate(Config.from_mapping(config), workdir)
     return epoch_metrics.read_metrics(workdir)
 
 

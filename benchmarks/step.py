@@ -128,12 +128,12 @@ def build(
     return Setup(network, batch_size, model, optimizer, jax.jit(init), data)
 
 
-def train_step(setup: Setup, *, diagnose_every: int) -> steps.TrainStep:
+def make_method(setup: Setup, *, steps_per_epoch: int) -> steps.Method:
     """Makes the step of KLN with its defaults."""
-    return steps.make_train_step(
-        setup.model,
-        setup.optimizer,
-        functools.partial(
+    return steps.Method(
+        model=setup.model,
+        optimizer=setup.optimizer,
+        objective=functools.partial(
             objectives.kln_objective,
             kernel=KERNEL,
             label_kernel=kernels.linear,
@@ -141,23 +141,22 @@ def train_step(setup: Setup, *, diagnose_every: int) -> steps.TrainStep:
             reconstruction_weight=0.1,
             confidence_weight=0.0,
         ),
-        objectives.reconstruction_error,
+        reconstruction_error=objectives.reconstruction_error,
         kernel=KERNEL,
-        diagnostics=functools.partial(
-            objectives.gram_diagnostics, kernel=KERNEL, ridge=0.1
-        ),
-        diagnose_every=diagnose_every,
+        ridge=0.1,
+        batch_size=setup.batch_size,
+        steps_per_epoch=steps_per_epoch,
         **AUGMENTATION[setup.network],
     )
 
 
 def train_form(name: str, setup: Setup, *, num_steps: int, loop: bool) -> Form:
     """Makes a form of ``num_steps`` steps: one compiled loop, or calls of one step."""
-    # Once in an epoch of MNIST, whatever the form.
-    step = train_step(setup, diagnose_every=500)
-    train_steps = steps.make_train_steps(step, steps_per_epoch=num_steps)
+    method = make_method(setup, steps_per_epoch=num_steps)
     train = parallel.data_parallel(
-        train_steps if loop else step, axis_name=steps.AXIS, donate=True
+        functools.partial(steps.train_steps if loop else steps.train_step, method),
+        axis_name=steps.AXIS,
+        donate=True,
     )
     key = jax.random.key(0)
     replicate = functools.partial(parallel.replicate, axis_name=steps.AXIS)
@@ -261,12 +260,14 @@ def _part(name: str, function: Callable[..., Any], *arguments: Any) -> Form:
 
 def peak_bytes(setup: Setup) -> int:
     """Bytes of a compiled step: state, data, and what it holds in between."""
-    step = train_step(setup, diagnose_every=100)
+    method = make_method(setup, steps_per_epoch=100)
     order = jnp.arange(setup.batch_size, dtype=jnp.int32)
 
     def of_one_device(state: Any, data: Any, key: jax.Array) -> Any:
         batched = jax.vmap(
-            lambda _: step(state, data, steps.Rows(order, order), key),
+            lambda _: steps.train_step(
+                method, state, data, steps.Rows(order, order), key
+            ),
             axis_name=steps.AXIS,
         )
         return batched(jnp.zeros(1))

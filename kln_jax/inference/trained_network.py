@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import Array
-from ml_collections import ConfigDict
 
 from kln_jax.networks.models import KLN
-from kln_jax.storage import whole_files, working_directory
+from kln_jax.storage import whole_files
 from kln_jax.storage.checkpoints import Checkpoints
-from kln_jax.training import augmentation, configuration, objectives, steps
+from kln_jax.training import augmentation, configuration, objectives, parts, steps
+from kln_jax.training.configuration import Config
 from kln_jax.training.steps import TrainState
 
 # What a batch of images is filled up to, so that there is one program for all.
@@ -32,7 +32,7 @@ class TrainedNetwork(NamedTuple):
       state: Its state, without that of the optimiser.
     """
 
-    config: ConfigDict
+    config: Config
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
     model: KLN
@@ -68,7 +68,7 @@ def load(workdir: str | pathlib.Path) -> TrainedNetwork:
       CheckpointError: If its checkpoints are damaged.
     """
     directory = pathlib.Path(workdir)
-    config = working_directory.read_config(directory)
+    config = configuration.read(directory)
     if not (directory / "data.json").exists():
         raise ValueError(f"{directory} holds no run: data.json is missing.")
     about = whole_files.read_json(directory / "data.json")
@@ -81,16 +81,14 @@ def load(workdir: str | pathlib.Path) -> TrainedNetwork:
             f"{error}"
         ) from error
     image_shape = height, width, channels
-    model = configuration.model(
-        config, image_shape=image_shape, num_classes=len(class_names)
-    )
+    model = parts.model(config, image_shape=image_shape, num_classes=len(class_names))
     state = _restore(directory / "checkpoints", config, model, image_shape)
     return TrainedNetwork(config, class_names, image_shape, model, state)
 
 
 def _restore(
     directory: pathlib.Path,
-    config: ConfigDict,
+    config: Config,
     model: KLN,
     image_shape: tuple[int, int, int],
 ) -> TrainState:
@@ -100,7 +98,7 @@ def _restore(
         lambda key: steps.init_state(
             model,
             # How long an epoch is changes nothing of the layout.
-            configuration.optimizer(config, steps_per_epoch=1),
+            parts.optimizer(config, steps_per_epoch=1),
             key,
             mean=np.zeros(channels),
             std=np.ones(channels),

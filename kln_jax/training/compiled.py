@@ -131,7 +131,10 @@ def make_method(config: Config, shape: tuple[int, ...], num_classes: int) -> Met
     count, height, width, channels = shape
     steps_per_epoch = max(1, count // config.batch_size)
     model = parts.model(
-        config, image_shape=(height, width, channels), num_classes=num_classes
+        config,
+        image_shape=(height, width, channels),
+        num_classes=num_classes,
+        axis_name=steps.AXIS,
     )
     kernel, _ = parts.kernels(config)
     return Method(

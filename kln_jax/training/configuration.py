@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 import operator
+import pathlib
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Self, TypeVar
@@ -16,6 +17,7 @@ from kln_jax import datasets
 from kln_jax.discrepancies.cmmd import check_ridge
 from kln_jax.discrepancies.kernels import gaussian_mixture, largest_value
 from kln_jax.networks import models
+from kln_jax.storage import working_directory
 
 T = TypeVar("T")
 
@@ -529,3 +531,22 @@ def _check_together(config: Config) -> None:
     check_ridge(
         config.ridge, config.batch_size, jnp.dtype(jnp.float32), largest_value(kernel)
     )
+
+
+def read(directory: pathlib.Path) -> Config:
+    """Reads the configuration of a run.
+
+    Args:
+      directory: Its working directory.
+
+    Raises:
+      ValueError: If there is none, or it is damaged or of another version.
+    """
+    values = working_directory.read_config(directory)
+    try:
+        return Config.from_mapping(values)
+    except ValueError as error:
+        raise ValueError(
+            f"config.json of {directory} was written by another version of kln_jax: "
+            f"{error}"
+        ) from error

@@ -33,7 +33,11 @@ _NUM_COUNTS = 2**31
 
 
 def model(
-    config: Config, *, image_shape: tuple[int, int, int], num_classes: int
+    config: Config,
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    axis_name: str | None = None,
 ) -> models.KLN:
     """Makes the network of a configuration.
 
@@ -41,6 +45,7 @@ def model(
       config: The configuration.
       image_shape: Height, width and channels of the images.
       num_classes: Number of classes.
+      axis_name: Device axis over which batch statistics are shared; None for none.
     """
     return models.build(
         config.network,
@@ -50,7 +55,7 @@ def model(
         normalise_z=config.normalise_z,
         width=config.width,
         dtype=jnp.dtype(config.dtype),
-        axis_name=steps.AXIS,
+        axis_name=axis_name,
     )
 
 
