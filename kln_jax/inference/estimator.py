@@ -12,6 +12,7 @@ import os
 import pathlib
 import sys
 import textwrap
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -41,6 +42,8 @@ from kln_jax.training.configuration import FIELDS, Config
 # The keys that are parameters. The others are of data on disk, of the process, or have
 # another name here.
 _KEYS = {k: key for k, key in FIELDS.items() if key.group not in ("Data", "Run")}
+# Parts of the range of pixels that hold too little of it to tell images apart.
+_FEW_LEVELS = 1 / 8
 _FORMAT = "kln_jax.KLNClassifier/2"
 
 
@@ -389,12 +392,37 @@ class KLNClassifier(
             low, high = self.pixel_range_
             # Where all are the same, they are black.
             unit = (X.astype(np.float64) - low) / ((high - low) or 1.0)
+            _warn_of_scale(unit, self.pixel_range_)
             X = np.rint(255 * np.clip(unit, 0, 1)).astype(np.uint8)
         height, width, channels = self.image_shape_
         missing = height * width * channels - X.shape[1]
         images = np.pad(X, [(0, 0), (0, missing)]).reshape(-1, height, width, channels)
         side = self._network_shape()[0]
         return images if side == height else resized(images, side)
+
+
+def _warn_of_scale(unit: np.ndarray, pixel_range: tuple[float, float]) -> None:
+    """Warns of values that the range of `fit` does not suit.
+
+    Args:
+      unit: Values, 0 and 1 being the ends of that range.
+      pixel_range: The range.
+    """
+    clipped = np.mean((unit < 0) | (unit > 1))
+    low, high = np.quantile(unit, (0.005, 0.995))
+    low, high = max(low, 0.0), min(high, 1.0)
+    trouble = ""
+    if clipped > 0.5:
+        trouble = f"{clipped:.0%} of the values are outside of it and are clipped"
+    elif np.ptp(unit) > 0 and high - low < _FEW_LEVELS:
+        trouble = "99 % of the values fall in less than an eighth of it"
+    if trouble:
+        warnings.warn(
+            f"Images were fitted on values from {pixel_range[0]:g} to "
+            f"{pixel_range[1]:g}, but {trouble}. Scale X alike for fit and predict, "
+            "and remove outliers.",
+            stacklevel=4,
+        )
 
 
 def _rows(X: Any) -> tuple[Any, tuple[int, int, int] | None]:
@@ -454,6 +482,13 @@ def _image_shape(
         shape = wanted
     if shape is None:
         side = math.isqrt(features - 1) + 1
+        if side * side != features:
+            warnings.warn(
+                f"X has {features} features, which are no square image: they fill one "
+                f"of {side}x{side} pixels from its first row on. Give image_shape, or "
+                "another classifier if they are no pixels.",
+                stacklevel=3,
+            )
         return side, side, 1
     if shape[0] != shape[1]:
         raise ValueError(

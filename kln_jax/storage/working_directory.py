@@ -18,22 +18,16 @@ from kln_jax.storage import whole_files
 _LOCK = ".lock"
 
 
-def make_fresh(name: str) -> pathlib.Path:
-    """Makes a new directory below ``runs/``, with a name and the time in it.
+def fresh(name: str) -> pathlib.Path:
+    """Returns a directory below ``runs/`` that is not there, named by the time.
 
     Args:
       name: What the directory's name begins with.
-
-    Returns:
-      The directory.
     """
     first = pathlib.Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    for number in itertools.count(1):
-        path = first if number == 1 else first.with_name(f"{first.name}-{number}")
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(parents=True)
-            return path
-    raise AssertionError  # There is always a next number.
+    numbered = (first.with_name(f"{first.name}-{i}") for i in itertools.count(2))
+    candidates = itertools.chain([first], numbered)
+    return next(path for path in candidates if not path.exists())
 
 
 @contextlib.contextmanager
@@ -50,7 +44,7 @@ def held(directory: pathlib.Path) -> Iterator[None]:
     """
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"--workdir={directory} is a file. Choose a directory.")
-    is_new = not directory.exists()
+    absent = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     lock = directory / _LOCK
     with lock.open("a") as file:
@@ -68,9 +62,10 @@ def held(directory: pathlib.Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if is_new and os.listdir(directory) == [_LOCK]:
+            if absent and os.listdir(directory) == [_LOCK]:
                 lock.unlink()
-                directory.rmdir()
+                for path in absent:
+                    path.rmdir()
 
 
 def check_config(

@@ -317,6 +317,13 @@ is 0.9.
     confidence_weight: float = _key(
         0.0, "Objective", "The paper's beta 2 (semi-supervised).", at_least=0
     )
+    class_prior: str = _key(
+        "uniform",
+        "Objective",
+        "The prior P(Y) of the confidence term: uniform, labelled for the class "
+        "frequencies of the labelled images, or a probability for each class, such as "
+        "0.9,0.1.",
+    )
 
     num_epochs: int = _key(
         150,
@@ -527,10 +534,41 @@ def _check_together(config: Config) -> None:
             f"lr_milestones={config.lr_milestones!r} must be in ascending order, such "
             f"as {tuple(sorted(config.lr_milestones))!r}."
         )
+    if config.class_prior not in ("uniform", "labelled"):
+        prior_numbers(config.class_prior)
     kernel = gaussian_mixture(config.bandwidths, reduction=config.kernel_reduction)
     check_ridge(
         config.ridge, config.batch_size, jnp.dtype(jnp.float32), largest_value(kernel)
     )
+
+
+def prior_numbers(text: str) -> tuple[float, ...]:
+    """Reads the numbers of ``class_prior``.
+
+    Args:
+      text: Probabilities, separated by commas.
+
+    Raises:
+      ValueError: If they are not positive numbers with the sum 1.
+
+    Examples:
+      >>> prior_numbers("0.9,0.1")
+      (0.9, 0.1)
+    """
+    try:
+        numbers = tuple(map(float, text.split(",")))
+    except ValueError:
+        numbers = ()
+    if (
+        not numbers
+        or min(numbers) <= 0
+        or not math.isclose(sum(numbers), 1, rel_tol=1e-3)
+    ):
+        raise ValueError(
+            f"class_prior={text!r} must be 'uniform', 'labelled', or a positive number "
+            "for each class, with the sum 1, such as '0.9,0.1'."
+        )
+    return numbers
 
 
 def read(directory: pathlib.Path) -> Config:

@@ -92,12 +92,12 @@ def find_collapse(
             f"the same class and {different:.3f} for others. {_advice(config)}"
         )
     predicted = np.flatnonzero(confusion.sum(axis=0))
-    if part >= _COLLAPSE_AFTER and len(predicted) == 1:
+    present = np.flatnonzero(confusion.sum(axis=1))
+    if part >= _COLLAPSE_AFTER and len(predicted) == 1 < len(present):
         return (
             f"{epoch}: all evaluated images are predicted as class "
             f"{class_names[predicted[0]]}. {_advice(config)}"
         )
-    present = np.flatnonzero(confusion.sum(axis=1))
     missing = np.setdiff1d(present, predicted)
     if part >= _MISSING_AFTER and len(missing):
         names = ", ".join(f"class {class_names[i]}" for i in missing)

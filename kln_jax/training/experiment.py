@@ -71,7 +71,7 @@ def train_and_evaluate(
             directory = (
                 pathlib.Path(workdir).expanduser()
                 if workdir
-                else working_directory.make_fresh(f"{config.dataset}-{config.variant}")
+                else working_directory.fresh(f"{config.dataset}-{config.variant}")
             )
             # Before anything in it is read, so that what is checked stays so.
             stack.enter_context(working_directory.held(directory))

@@ -17,7 +17,7 @@ import numpy as np
 from kln_jax.datasets import Dataset
 from kln_jax.storage import epoch_metrics, whole_files
 from kln_jax.storage.checkpoints import Checkpoints
-from kln_jax.training import diagnosis, parallel, steps
+from kln_jax.training import diagnosis, parallel, parts, steps
 from kln_jax.training.compiled import DIVERGENCE_BOUND, Compiled
 from kln_jax.training.configuration import Config
 from kln_jax.training.interruption import Interrupted, Interruption
@@ -78,9 +78,18 @@ class TrainingLoop:
         self._interruption = interruption
         self._class_names, self._part = data.class_names, data.evaluate_on
         self._key = jax.random.key(config.seed)
+        num_classes = len(data.class_names)
         replicate = functools.partial(parallel.replicate, axis_name=steps.AXIS)
         self._train_data = TrainingData(
-            *replicate((data.train_images, data.train_labels, labelled, embedding))
+            *replicate(
+                (
+                    data.train_images,
+                    data.train_labels,
+                    labelled,
+                    embedding,
+                    parts.class_prior(config, data.train_labels[labelled], num_classes),
+                )
+            )
         )
         self._eval_data = replicate((data.eval_images, data.eval_labels))
         self._seconds_a_step = _SECONDS_A_CALL  # Until it is known: one step a call.

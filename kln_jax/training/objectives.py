@@ -55,26 +55,29 @@ def reconstruction_error(
     return mean * squares[0].size if reduction == "sum" else mean
 
 
-def confidence(logits: Array) -> Array:
+def confidence(logits: Array, class_prior: Array | None = None) -> Array:
     r"""How unsure single predictions are, and how unbalanced all of them together.
 
     .. math::
       \frac{1}{n} \sum_i \mathcal{H}(p_i)
-      - \frac{1}{C} \sum_c \log \frac{1}{n} \sum_i p_{ic}
+      - \sum_c \pi_c \log \frac{1}{n} \sum_i p_{ic}
 
     The first term is the mean entropy of the predictions, the second the
-    cross-entropy of the uniform prior with their mean.
+    cross-entropy of the prior :math:`\pi` with their mean.
 
     Args:
       logits: Class scores, shape ``(n, C)``.
+      class_prior: The prior P(Y), shape ``(C,)``; uniform if None.
 
     Returns:
-      A float32 scalar (float64 if the scores are); log C where predictions are sure
-      and balanced, its minimum.
+      A float32 scalar (float64 if the scores are). Its minimum is the entropy of the
+      prior, where predictions are sure and distributed as the prior.
 
     Examples:
       >>> float(jnp.exp(confidence(1e3 * jnp.eye(4))))
       4.0
+      >>> float(jnp.exp(confidence(1e3 * jnp.eye(2), jnp.array([0.5, 0.5]))))
+      2.0
 
     References:
       Section 3 of arXiv 2008.10165; Springenberg, CatGAN, arXiv 1511.06390.
@@ -83,7 +86,9 @@ def confidence(logits: Array) -> Array:
     log_p = jax.nn.log_softmax(logits)
     entropy = -jnp.mean(jnp.sum(jnp.exp(log_p) * log_p, axis=1))
     log_mean = jax.nn.logsumexp(log_p, axis=0) - jnp.log(len(logits))
-    return entropy - jnp.mean(log_mean)
+    if class_prior is None:
+        return entropy - jnp.mean(log_mean)
+    return entropy - jnp.sum(class_prior.astype(log_mean.dtype) * log_mean)
 
 
 class Batch(NamedTuple):
@@ -96,6 +101,7 @@ class Batch(NamedTuple):
       features_t: What the kernel acts on, for batch t, shape ``(n_t, d)``.
       logits_t: Class scores of t, shape ``(n_t, C)``.
       reconstruction: The `reconstruction_error` of both, a scalar.
+      class_prior: The prior of the `confidence`, shape ``(C,)``; uniform if None.
     """
 
     features_s: Array
@@ -104,6 +110,7 @@ class Batch(NamedTuple):
     features_t: Array
     logits_t: Array
     reconstruction: Array
+    class_prior: Array | None = None
 
 
 def kln_objective(
@@ -207,7 +214,7 @@ def _with_penalties(
     """Returns the loss and its terms, of which one is given."""
     (loss,) = terms.values()
     terms["reconstruction"] = batch.reconstruction
-    terms["confidence"] = confidence(batch.logits_t)
+    terms["confidence"] = confidence(batch.logits_t, batch.class_prior)
     # A term of weight zero is logged, but cannot make the loss non-finite.
     if reconstruction_weight:
         loss += reconstruction_weight * terms["reconstruction"]

@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from kln_jax.discrepancies.kernels import ComposableKernel, gaussian_mixture, linear
 from kln_jax.networks import models
 from kln_jax.training import fixed_embeddings, objectives, optimizers, steps
-from kln_jax.training.configuration import Config
+from kln_jax.training.configuration import Config, prior_numbers
 
 # From the arrays of an embedding and images to features.
 Embed = Callable[[Any, jax.Array], jax.Array]
@@ -124,6 +125,36 @@ def objective(config: Config) -> steps.Objective:
         reconstruction_weight=config.reconstruction_weight,
         confidence_weight=config.confidence_weight,
     )
+
+
+def class_prior(
+    config: Config, labels: np.ndarray, num_classes: int
+) -> np.ndarray | None:
+    """Returns the prior of the confidence term; None for the uniform one.
+
+    Args:
+      config: The configuration.
+      labels: Class numbers of the labelled images, shape ``(L,)``.
+      num_classes: Number C of classes.
+
+    Returns:
+      Probabilities, shape ``(C,)``, float32.
+
+    Raises:
+      ValueError: If the prior has another number of classes.
+    """
+    if config.class_prior == "uniform":
+        return None
+    if config.class_prior == "labelled":
+        counts = np.bincount(labels, minlength=num_classes)
+        return (counts / len(labels)).astype(np.float32)
+    prior = prior_numbers(config.class_prior)
+    if len(prior) != num_classes:
+        raise ValueError(
+            f"class_prior={config.class_prior!r} has {len(prior)} numbers, but there "
+            f"are {num_classes} classes."
+        )
+    return np.asarray(prior, np.float32)
 
 
 def embed(config: Config, model: models.KLN) -> Embed | None:

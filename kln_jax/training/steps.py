@@ -67,12 +67,14 @@ class TrainingData(NamedTuple):
         rows are used.
       labelled: Rows of the labelled images, shape ``(L,)``, int32.
       embedding: Arrays of the fixed embedding that the kernel acts on, () for none.
+      class_prior: The prior of the confidence term, shape ``(C,)``; uniform if None.
     """
 
     images: Array
     labels: Array
     labelled: Array
     embedding: Any = ()
+    class_prior: Array | None = None
 
 
 class Rows(NamedTuple):
@@ -246,7 +248,13 @@ def train_step(
         logits_s, logits_t = gather(outputs.logits)
         error = method.reconstruction_error(images, outputs.reconstruction)
         batch = Batch(
-            features_s, y_s, logits_s, features_t, logits_t, lax.pmean(error, AXIS)
+            features_s,
+            y_s,
+            logits_s,
+            features_t,
+            logits_t,
+            lax.pmean(error, AXIS),
+            data.class_prior,
         )
         loss, terms = method.objective(batch)
         return loss, (terms, batch, updated["batch_stats"])

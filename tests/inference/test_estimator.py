@@ -16,8 +16,11 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from kln_jax import datasets
 from kln_jax.inference.estimator import KLNClassifier
-from kln_jax.training import experiment
+from kln_jax.training import compiled, experiment
 from kln_jax.training.configuration import FIELDS
+
+# Some tests give a few features, which are not meant to be pictures.
+pytestmark = pytest.mark.filterwarnings("ignore:X has .* no square image")
 
 # 40 divides over the eight devices.
 SMALL = dict(
@@ -28,24 +31,6 @@ SMALL = dict(
     lr_milestones=(),
     random_state=0,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def equal_fits_compile_once():
-    """Keeps the programs, which do not depend on seed, epochs and values of X."""
-    compile_, programs = experiment.make_program, {}
-
-    def kept(config, data):
-        assert not config.normalise
-        settings = config.replace(seed=0, num_epochs=1)
-        key = settings, data.train_images.shape, len(data.class_names)
-        if key not in programs:
-            programs[key] = compile_(config, data)
-        return programs[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "make_program", kept)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +194,33 @@ def test_values_outside_those_of_training_are_clipped():
     classifier.config_ = {"network": "mnist"}
     classifier.image_shape_, classifier.pixel_range_ = (28, 28, 1), (0.0, 2.0)
     X = np.full((3, 784), [[-1.0], [1.0], [9.0]])
-    assert classifier._images(X)[:, 0, 0, 0].tolist() == [0, 128, 255]
+    with pytest.warns(UserWarning, match="67% of the values are outside"):
+        assert classifier._images(X)[:, 0, 0, 0].tolist() == [0, 128, 255]
+
+
+def test_images_of_another_scale_than_those_of_fit_are_said():
+    classifier = KLNClassifier()
+    classifier.config_ = {"network": "mnist"}
+    classifier.image_shape_, classifier.pixel_range_ = (28, 28, 1), (0.0, 16.0)
+    X = np.random.default_rng(0).uniform(0, 16, (5, 784))
+    classifier._images(X)
+    with pytest.warns(UserWarning, match="from 0 to 16, but 99 % .* an eighth of it"):
+        classifier._images(X / 16)
+    X[0, 0] = 1e6  # As `fit` would have it, with one outlier.
+    classifier.pixel_range_ = (0.0, 1e6)
+    with pytest.warns(UserWarning, match="remove outliers"):
+        classifier._images(X)
+
+
+def test_equal_fits_share_their_programs(images, labels):
+    parameters = {**SMALL, "num_epochs": 1, "width": 0.04}
+    KLNClassifier(**parameters).fit(images, labels)
+    before = compiled._compile.cache_info()
+    KLNClassifier(**parameters | {"random_state": 1}).fit(images[::-1], labels)
+    after = compiled._compile.cache_info()
+    assert (after.hits, after.misses) == (before.hits + 1, before.misses)
+    KLNClassifier(**parameters | {"ridge": 0.2}).fit(images, labels)
+    assert compiled._compile.cache_info().misses == before.misses + 1
 
 
 def test_images_of_another_kind_than_those_of_fit_are_refused(fitted, images):
@@ -235,13 +246,17 @@ def test_images_of_uint8_are_refused_by_what_was_fitted_on_others(fitted, images
 def test_five_features_fill_a_square_of_nine_pixels(seen):
     X = np.array([[0.0, 1, 1, 1, 1], [1, 1, 1, 1, 0]])
     classifier = KLNClassifier()
-    with pytest.raises(_Seen):
+    with (
+        pytest.warns(UserWarning, match="X has 5 features, which are no square image"),
+        pytest.raises(_Seen),
+    ):
         classifier.fit(X, [0, 1])
     assert classifier.image_shape_ == (3, 3, 1)
     # At a size that needs no resizing the layout is visible.
     X = np.zeros((2, 28 * 27 + 1), np.uint8)
     X[:, 28 * 27] = 9
-    _, data, _, _ = seen(X, [0, 1])
+    with pytest.warns(UserWarning, match="no square image"):
+        _, data, _, _ = seen(X, [0, 1])
     assert data.train_images[0, 27, 0, 0] == 9
     assert data.train_images[0].sum() == 9
 

@@ -64,7 +64,7 @@ KLN = dict(kernel=gaussian_mixture((1, 3)), label_kernel=linear, ridge=0.2)
 
 def test_kln_objective_is_the_weighted_sum_of_its_terms(batch):
     loss, terms = objectives.kln_objective(batch, **KLN, **WEIGHTS)
-    z_s, y_s, _, z_t, logits_t, _ = batch
+    z_s, y_s, _, z_t, logits_t, *_ = batch
     p_t = jax.nn.softmax(logits_t)
     expected = {
         "cmmd": cmmd(z_s, y_s, z_t, p_t, kernel=KLN["kernel"], ridge=0.2),
@@ -162,3 +162,19 @@ def test_gram_diagnostics_stay_float32_where_float64_is_enabled():
         losses = objectives.confidence(jnp.ones((2, 3), jnp.float64))
     assert {number.dtype.name for number in numbers.values()} == {"float32"}
     assert losses.dtype == jnp.float64
+
+
+def test_the_confidence_is_smallest_where_predictions_have_the_prior():
+    prior = jnp.array([0.8, 0.2])
+    sure = 50.0 * jnp.eye(2)
+
+    def value(first):  # So many of ten predictions are of the first class.
+        classes = jnp.array([0] * first + [1] * (10 - first))
+        return float(objectives.confidence(sure[classes], prior))
+
+    values = [value(first) for first in range(1, 10)]
+    assert np.argmin(values) + 1 == 8
+    entropy = -float(jnp.sum(prior * jnp.log(prior)))
+    np.testing.assert_allclose(min(values), entropy, rtol=1e-5)
+    uniform = objectives.confidence(sure, jnp.array([0.5, 0.5]))
+    np.testing.assert_allclose(uniform, objectives.confidence(sure), rtol=1e-6)

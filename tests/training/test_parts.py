@@ -62,3 +62,27 @@ def test_the_objective_has_the_settings_of_the_configuration(objective):
         settings |= dict(ridge=0.2, kernel=gaussian_mixture(), label_kernel=linear)
     made = parts.objective(Config(objective=objective, ridge=0.2, **weights))
     assert made.keywords == settings
+
+
+@pytest.mark.parametrize(
+    ("prior", "expected"),
+    [("uniform", None), ("labelled", [0.25, 0.75]), ("0.9,0.1", [0.9, 0.1])],
+)
+def test_the_prior_of_the_confidence_is_uniform_counted_or_given(prior, expected):
+    config = Config(class_prior=prior)
+    found = parts.class_prior(config, np.array([1, 0, 1, 1]), 2)
+    if expected is None:
+        assert found is None
+    else:
+        np.testing.assert_allclose(found, expected)
+
+
+@pytest.mark.parametrize("prior", ["even", "0.5,0.6", "1.0,0.0", ""])
+def test_a_prior_that_is_none_is_refused(prior):
+    with pytest.raises(ValueError, match=r"class_prior=.* with the sum 1"):
+        Config(class_prior=prior)
+
+
+def test_a_prior_of_other_classes_is_refused():
+    with pytest.raises(ValueError, match="has 2 numbers, but there are 3 classes"):
+        parts.class_prior(Config(class_prior="0.9,0.1"), np.arange(3), 3)
