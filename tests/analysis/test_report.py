@@ -95,7 +95,7 @@ def test_a_report_says_what_was_reduced_and_what_was_not_measured(
     ]
     listed = "\n".join(["```sh", *commands, "```", "", "test error, %."])
     assert listed in text
-    assert f"```sh\n{run} table5 --out=DIR\n```" in text
+    assert f"```sh\n{run} table7 --out=DIR\n```" in text
     for name in names:
         assert f"({name})" in text
     assert "Runs of no suite" not in text
