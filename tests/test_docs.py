@@ -102,6 +102,7 @@ def test_there_is_code_in_the_readme():
 @jax.numpy_rank_promotion("allow")
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").symlink_to(ROOT / "results")  # As in a checkout.
     namespace = {}
     for block in _code(page, "python"):
         exec(block, namespace)
