@@ -1,11 +1,11 @@
-"""Command line: python -m kln_jax.analysis {run, report, figures, view}."""
+"""Command line: python -m kln_jax.analysis {run, pack, report, figures, page}."""
 
 import argparse
 import logging
 import pathlib
 import sys
 
-from kln_jax.analysis import figures, report, runs, view
+from kln_jax.analysis import figures, learned, packed, page, report, runs
 from kln_jax.analysis.suites import SUITES
 from kln_jax.storage.checkpoints import CheckpointError
 from kln_jax.training import experiment, parallel
@@ -63,13 +63,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(function=_run)
 
+    command = commands.add_parser("pack", help="add finished runs to packed ones")
+    command.add_argument("out", type=pathlib.Path, help="where the runs lie")
+    command.add_argument("results", type=pathlib.Path, help="where the packed ones lie")
+    command.set_defaults(function=_pack)
+
     command = commands.add_parser("report", help="write the tables and figures of runs")
-    command.add_argument("out", type=pathlib.Path, help="where all runs lie")
+    command.add_argument("out", type=pathlib.Path, help="where all runs lie, or packed")
     command.set_defaults(function=_report)
 
     for name, function, text in (
         ("figures", _figures, "draw what a run learned: overview.png"),
-        ("view", _view, "show a run on one page: view.html"),
+        ("page", _page, "show a run on one page: page.html"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("workdir", type=pathlib.Path, help="its working directory")
@@ -100,6 +105,11 @@ def _run(arguments: argparse.Namespace) -> None:
             print(line, flush=True)
 
 
+def _pack(arguments: argparse.Namespace) -> None:
+    for line in packed.pack(arguments.out, arguments.results):
+        print(line, flush=True)
+
+
 def _report(arguments: argparse.Namespace) -> None:
     for path in report.write(arguments.out):
         print(f"Wrote {path}.")
@@ -107,12 +117,13 @@ def _report(arguments: argparse.Namespace) -> None:
 
 def _figures(arguments: argparse.Namespace) -> None:
     path = arguments.workdir / "overview.png"
-    figures.save(figures.overview(experiment.load_run(arguments.workdir)), path)
+    run = experiment.load_run(arguments.workdir)
+    figures.save(figures.overview(learned.of_run(run)), path)
     print(f"Wrote {path}.")
 
 
-def _view(arguments: argparse.Namespace) -> None:
-    print(f"Wrote {view.write(arguments.workdir)}.")
+def _page(arguments: argparse.Namespace) -> None:
+    print(f"Wrote {page.write(arguments.workdir)}.")
 
 
 if __name__ == "__main__":

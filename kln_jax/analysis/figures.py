@@ -7,8 +7,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,11 +24,9 @@ from matplotlib.ticker import (
 )
 from sklearn.manifold import TSNE
 
+from kln_jax.analysis.learned import Learned
 from kln_jax.discrepancies.cmmd import weight_matrix
-from kln_jax.networks.models import Outputs
 from kln_jax.storage import epoch_metrics, whole_files
-from kln_jax.training import augmentation, configuration, steps
-from kln_jax.training.experiment import Run
 
 # One look for all figures.
 STYLE: dict[Any, Any] = {
@@ -47,9 +43,6 @@ SAME, DIFFERENT = "#0072b2", "#d55e00"
 # From the least to the largest error, in percent, that the colours of a grid tell
 # apart: one scale for all of them.
 _GRID_ERRORS = (0.5, 100.0)
-
-# Compiled once for all figures of a network that take as many images.
-_predict = jax.jit(steps.predict, static_argnums=0)
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
@@ -68,55 +61,52 @@ def save(figure: Figure, path: pathlib.Path) -> None:
     whole_files.write_whole(path, content.getvalue())
 
 
-def overview(run: Run, *, num_images: int = 300) -> Figure:
+def overview(learned: Learned) -> Figure:
     """Shows what a run learned: its kernel on pixels and on Z, and its autoencoder.
 
     Args:
-      run: A run read back.
-      num_images: How many evaluation images the histograms take, at random.
+      learned: What it learned; the first 300 images are shown.
 
     Returns:
       A figure with two histograms of kernel values, of pairs of the same and of
       different classes, and with images above their reconstructions.
     """
-    images, labels = _some(run, num_images)
-    outputs = embed(run, images)
-    kernel, _ = configuration.kernels(run.config)
-    is_learned = (run.config.objective, run.config.kernel_on) == ("cmmd", "z")
+    learned = learned.first(300)
+    is_learned = [learned.config[key] for key in ("objective", "kernel_on")]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 2.9), layout="constrained")
         axes = figure.subplot_mosaic(
             [["pixels", "z", "images"]], width_ratios=[1, 1, 1.25]
         )
-        for name, features in (("pixels", _pixels(images)), ("z", outputs.z)):
-            gram = np.asarray(kernel(features, features))
-            kernel_histogram(axes[name], *pair_values(gram, labels))
+        for name, features in (("pixels", learned.pixels), ("z", learned.z)):
+            gram = np.asarray(learned.gram(features))
+            kernel_histogram(axes[name], *pair_values(gram, learned.labels))
         axes["pixels"].set_title("kernel on pixels")
-        axes["z"].set_title("kernel on Z" + (", learned" if is_learned else ""))
+        suffix = ", learned" if is_learned == ["cmmd", "z"] else ""
+        axes["z"].set_title(f"kernel on Z{suffix}")
         axes["z"].legend(frameon=False, loc="upper center")
-        reconstructions(axes["images"], images, outputs.reconstruction, labels)
-        axes["images"].set_title(f"{run.data.evaluate_on} images, and from Z")
+        _draw_reconstructions(axes["images"], learned)
     return figure
 
 
-def histograms(run: Run, *, num_images: int = 1000) -> Figure:
+def histograms(learned: Learned) -> Figure:
     """Shows the values of the kernel on pixels and on Z, with how far they overlap.
 
     Args:
-      run: A run read back.
-      num_images: How many evaluation images, at random.
+      learned: What a run learned.
+
+    Raises:
+      ValueError: If the images have no pair of one class, or none of two.
     """
-    images, labels = _some(run, num_images)
-    kernel, _ = configuration.kernels(run.config)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 2.8), layout="constrained")
         for axes, (name, features) in zip(
             figure.subplots(1, 2),
-            (("raw pixels", _pixels(images)), ("Z", embed(run, images).z)),
+            (("raw pixels", learned.pixels), ("Z", learned.z)),
             strict=True,
         ):
-            gram = np.asarray(kernel(features, features))
-            same, different = pair_values(gram, labels)
+            gram = np.asarray(learned.gram(features))
+            same, different = pair_values(gram, learned.labels)
             kernel_histogram(axes, same, different)
             overlap, auc = separation(same, different)
             axes.set_title(f"kernel on {name}: overlap {overlap:.2f}, AUC {auc:.3f}")
@@ -124,21 +114,19 @@ def histograms(run: Run, *, num_images: int = 1000) -> Figure:
     return figure
 
 
-def heatmaps(run: Run, *, num_images: int = 100) -> Figure:
+def heatmaps(learned: Learned, *, num_images: int = 100) -> Figure:
     """Shows the weight matrix H of images of all classes, and of one class alone.
 
     Each panel has colours of its own, as its title says: entries differ in size.
 
     Args:
-      run: A run read back.
-      num_images: How many evaluation images each, sorted by class.
+      learned: What a run learned.
+      num_images: How many images each, sorted by class.
     """
-    images, labels = run.data.eval_images, run.data.eval_labels
-    mixed = some_rows(len(labels), num_images)
-    mixed = mixed[np.argsort(labels[mixed], kind="stable")]
-    single = np.flatnonzero(labels == labels[0])[:num_images]
-    of_single = f"class {run.data.class_names[labels[0]]}"
-    kernel, _ = configuration.kernels(run.config)
+    labels = learned.labels
+    mixed = np.argsort(labels[:num_images], kind="stable")
+    single = np.flatnonzero(labels == labels.min())[:num_images]
+    of_single = f"class {learned.class_names[labels.min()]}"
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.6, 5.6), layout="constrained")
         for column, (rows, which) in zip(
@@ -146,12 +134,11 @@ def heatmaps(run: Run, *, num_images: int = 100) -> Figure:
             ((mixed, "all classes, sorted"), (single, of_single)),
             strict=True,
         ):
-            x, z = _pixels(images[rows]), embed(run, images[rows]).z
-            for axes, features, name in zip(
-                column, (x, z), ("raw pixels", "Z"), strict=True
+            for axes, (name, features) in zip(
+                column, (("raw pixels", learned.pixels), ("Z", learned.z)), strict=True
             ):
-                gram = kernel(features, features)
-                H = np.asarray(weight_matrix(gram, ridge=run.config.ridge))
+                gram = learned.gram(features[rows])
+                H = np.asarray(weight_matrix(gram, ridge=learned.config["ridge"]))
                 # The diagonal outshines the rest.
                 bound = np.quantile(np.abs(H - np.diag(np.diag(H))), 0.99)
                 image = axes.imshow(H, cmap="RdBu_r", vmin=-bound, vmax=bound)
@@ -163,34 +150,28 @@ def heatmaps(run: Run, *, num_images: int = 100) -> Figure:
     return figure
 
 
-def reconstruction_grid(run: Run, *, num_images: int = 300) -> Figure:
+def reconstruction_grid(learned: Learned) -> Figure:
     """Shows an image of each of ten classes, and below it what comes back from its Z.
 
     Args:
-      run: A run read back.
-      num_images: How many evaluation images they are taken from, at random.
+      learned: What a run learned.
     """
-    images, labels = _some(run, num_images)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.2, 3.2), layout="constrained")
-        axes = figure.subplots()
-        reconstructions(axes, images, embed(run, images).reconstruction, labels)
-        axes.set_title(f"{run.data.evaluate_on} images, and from Z")
+        _draw_reconstructions(figure.subplots(), learned)
     return figure
 
 
-def latent_map(run: Run, *, num_images: int = 1000) -> Figure:
+def latent_map(learned: Learned) -> Figure:
     """Shows Z in two dimensions, by t-SNE, in the colours of the classes.
 
     Args:
-      run: A run read back.
-      num_images: How many evaluation images, at random.
+      learned: What a run learned.
 
     Raises:
       ValueError: If there is one image, or Z has one dimension.
     """
-    images, labels = _some(run, num_images)
-    z = np.asarray(embed(run, images).z)
+    z, labels, names = learned.z, learned.labels, learned.class_names
     if min(z.shape) < 2:
         raise ValueError(
             "a map takes at least two images and two dimensions of Z, not "
@@ -202,14 +183,13 @@ def latent_map(run: Run, *, num_images: int = 1000) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.6, 3.8), layout="constrained")
         axes = figure.subplots()
-        names = run.data.class_names
         drawn = []
         for label in range(len(names)):
             chosen = points[labels == label]
             drawn.append(
                 axes.scatter(chosen[:, 0], chosen[:, 1], s=8, color=f"C{label % 10}")
             )
-        title = f"Z of {run.data.evaluate_on} images, t-SNE"
+        title = f"Z of {learned.config['evaluate_on']} images, t-SNE"
         axes.set(xticks=[], yticks=[], title=title)
         if len(names) <= 10:
             legend = axes.legend(
@@ -394,25 +374,6 @@ def _cell(
     )
 
 
-def some_rows(size: int, count: int) -> np.ndarray:
-    """Returns so many of the rows of images that may be sorted by class."""
-    return np.random.default_rng(0).permutation(size)[:count]
-
-
-def _some(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = some_rows(len(run.data.eval_labels), count)
-    return run.data.eval_images[rows], run.data.eval_labels[rows]
-
-
-def _pixels(images: np.ndarray) -> jax.Array:
-    return augmentation.to_unit(images).reshape(len(images), -1)
-
-
-def embed(run: Run, images: np.ndarray) -> Outputs:
-    """Applies a run's network to uint8 images ``(n, h, w, c)``."""
-    return _predict(run.model, run.state, augmentation.to_unit(images))
-
-
 def kernel_histogram(axes: Axes, same: np.ndarray, different: np.ndarray) -> None:
     """Draws the values of a kernel between images of the same and other classes.
 
@@ -485,33 +446,18 @@ def _bins(*values: np.ndarray) -> list[float]:
     return list(np.linspace(0.0, largest, 41).tolist())
 
 
-def reconstructions(
-    axes: Axes,
-    images: np.ndarray,
-    reconstructed: jnp.ndarray,
-    labels: np.ndarray,
-    *,
-    columns: int = 5,
-) -> None:
-    """Draws the first image of each of some classes above its reconstruction.
-
-    Args:
-      axes: Where to draw.
-      images: uint8 images, shape ``(n, h, w, c)``.
-      reconstructed: Their reconstructions in [0, 1], of the same shape.
-      labels: Class numbers, shape ``(n,)``.
-      columns: Images in a row; there are two rows at most.
-    """
-    _, first = np.unique(labels, return_index=True)
-    first = first[: 2 * columns]
+def _draw_reconstructions(axes: Axes, learned: Learned, *, columns: int = 5) -> None:
+    """Draws the examples, each above what comes back from its Z."""
+    originals = learned.images[learned.examples] / 255.0
     pairs = [
-        np.concatenate(
-            [_framed(images[i] / 255.0), _framed(np.asarray(reconstructed[i]))]
+        np.concatenate([_framed(original), _framed(reconstruction)])
+        for original, reconstruction in zip(
+            originals, learned.reconstructions, strict=True
         )
-        for i in first
     ]
     axes.imshow(_tiled(pairs, columns), cmap="gray", vmin=0, vmax=1)
     axes.set_axis_off()
+    axes.set_title(f"{learned.config['evaluate_on']} images, and from Z")
 
 
 def _framed(image: np.ndarray) -> np.ndarray:

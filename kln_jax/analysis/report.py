@@ -12,13 +12,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from kln_jax.analysis import figures, runs, tables
-from kln_jax.analysis.runs import Record
-from kln_jax.analysis.suites import KLN, SUITES, Entry, Suite
-from kln_jax.storage import epoch_metrics, whole_files
+from kln_jax.analysis import figures, learned, packed, tables
+from kln_jax.analysis.learned import Learned
+from kln_jax.analysis.records import Record, alike, comparable, matching
+from kln_jax.analysis.suites import SUITES, Entry, Suite
+from kln_jax.storage import whole_files
 from kln_jax.storage.checkpoints import CheckpointError
-from kln_jax.training import experiment
-from kln_jax.training.experiment import Run
 
 logger = logging.getLogger("kln_jax")
 
@@ -33,11 +32,11 @@ _OF_A_RUN = {
 def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     """Writes ``report.md``, ``report.csv``, ``report.tex`` and ``figures/``.
 
-    What a run learned is drawn of one run of each configuration, the longest of KLN
-    with all labels. Figures that are there already, of a run without checkpoints, stay.
+    What a run learned is drawn of one run of each data set, the longest of KLN with
+    all labels. Figures that are there already, of runs that are gone, stay.
 
     Args:
-      out: Where all runs lie.
+      out: Where all runs lie, in working directories or packed.
 
     Yields:
       Each file.
@@ -45,7 +44,7 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     Raises:
       ValueError: If no run is finished there.
     """
-    records = runs.read(out)
+    records = packed.read_all(out)
     shown = {**SUITES, "others": _others(records)}
     found = {name: tables.rows(suite, records) for name, suite in shown.items()}
     (out / "figures").mkdir(exist_ok=True)
@@ -74,18 +73,19 @@ def _others(records: Sequence[Record]) -> Suite:
     """Returns the methods of runs that are of no suite, as a suite."""
     config_names = {record.config_name for record in records}
     known = {
-        record.directory
+        record
         for suite in SUITES.values()
         for entry in suite.entries
         for name in config_names
-        for record in runs.matching(records, name, entry)
+        for record in matching(records, name, entry)
     }
     entries = {}
     for record in records:
-        if record.directory not in known:
-            changes = (f"{key}={value}" for key, value in record.changes)
-            name = ", ".join([record.variant, *changes])
-            entries[name] = Entry(name, record.variant, record.changes)
+        if record not in known:
+            changes = tuple((key, record.config[key]) for key in record.changed)
+            of_changes = (f"{key}={value}" for key, value in changes)
+            name = ", ".join([record.variant, *of_changes])
+            entries[name] = Entry(name, record.variant, changes)
     return Suite("Runs of no suite", "error", (), tuple(entries.values()))
 
 
@@ -97,7 +97,7 @@ def _commands(name: str, suite: Suite, records: Sequence[Record]) -> list[str]:
         if suite.is_of_one_set and config_name not in suite.datasets:
             continue
         for entry in suite.entries:
-            for group in runs.alike(runs.matching(records, config_name, entry)):
+            for group in alike(matching(records, config_name, entry)):
                 made.setdefault(_options(suite, group), []).append(entry.name)
     lines = []
     for given, methods in (made or {(): every}).items():
@@ -113,7 +113,7 @@ def _options(suite: Suite, group: Sequence[Record]) -> tuple[str, ...]:
     first, count = group[0], 1 + max(record.seed for record in group)
     options = {
         f"--datasets {first.config_name}": (first.config_name,) != suite.datasets,
-        f"--epochs={first.epochs}": first.epochs != first.all_epochs,
+        f"--epochs={first.epochs}": first.epochs != first.full_epochs,
         "--allow_partial_data": first.partial_data,
         f"--seeds={count}": count != suite.seeds,
     }
@@ -165,17 +165,18 @@ def _figures(
                 f"{config_name}-{name}",
                 functools.partial(_of_a_suite, suite, groups, title),
             )
-    for record in _most_complete(records):
+    for record in packed.most_complete(records):
+        assert record.learned_at  # Or it would not have been chosen.
         try:
-            run = experiment.load_run(record.directory)
+            shown = learned.read(record.learned_at, record.config)
         # Its data, say, need not be on this machine: the tables do without.
         except (ValueError, OSError, CheckpointError) as error:
-            logger.warning("No figures of %s: %s", record.directory, error)
+            logger.warning("No figures of %s: %s", record.learned_at, error)
             continue
         for kind, draw in _OF_A_RUN.items():
             yield (
                 f"{record.config_name}-{kind}",
-                functools.partial(_of_a_run, draw, run, record),
+                functools.partial(_of_a_run, draw, shown, record),
             )
 
 
@@ -220,21 +221,13 @@ def _of_shared_seeds(
     }
 
 
-def _of_a_run(draw: Callable[[Run], Figure], run: Run, record: Record) -> Figure:
-    figure = draw(run)
+def _of_a_run(
+    draw: Callable[[Learned], Figure], shown: Learned, record: Record
+) -> Figure:
+    figure = draw(shown)
     title = "\n".join([record.config_name, ", ".join(tables.reductions(record))])
     figure.suptitle(title.strip(), fontsize=9)
     return figure
-
-
-def _most_complete(records: Sequence[Record]) -> list[Record]:
-    """Returns of each configuration the run of KLN that its figures are drawn from."""
-    chosen: dict[str, Record] = {}
-    for record in sorted(records, key=lambda r: (r.partial_data, -r.epochs, r.seed)):
-        is_kln = (record.variant, record.changes) == (KLN.variant, KLN.changes)
-        if is_kln and (record.directory / "checkpoints").exists():
-            chosen.setdefault(record.config_name, record)
-    return list(chosen.values())
 
 
 def _groups(
@@ -246,14 +239,14 @@ def _groups(
     none such is empty.
     """
     found = {
-        entry.name: runs.matching(records, config_name, entry)
+        entry.name: matching(records, config_name, entry)
         for entry in suite.entries
         if entry.variant
     }
     if suite.figure == "curves":
-        return {name: runs.alike(group)[0] for name, group in found.items() if group}
+        return {name: alike(group)[0] for name, group in found.items() if group}
     # A point or cell has no room to say what its runs are.
-    groups = runs.alike(itertools.chain(*found.values()))
+    groups = comparable(itertools.chain(*found.values()))
     shown = max(groups, key=len, default=[])
     found = {name: [r for r in group if r in shown] for name, group in found.items()}
     if suite.figure == "grid":  # Which shows what is missing.
@@ -265,15 +258,8 @@ def _errors(records: Sequence[Record]) -> list[float | None]:
     return [record.error for record in records]
 
 
-def _curves(records: Sequence[Record]) -> list[list[float]]:
-    return [
-        [
-            line[f"{record.evaluate_on}_error_percent"]
-            for line in epoch_metrics.read_metrics(record.directory)
-        ]
-        for record in records
-        if record.error is not None
-    ]
+def _curves(records: Sequence[Record]) -> list[Sequence[float]]:
+    return [record.errors.tolist() for record in records if record.error is not None]
 
 
 # By the figure that a suite names: what draws it, and from what of a method's runs.

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kln_jax.analysis import runs
-from kln_jax.analysis.runs import Record
+from kln_jax.analysis.records import Record, alike, distinctions, matching
 from kln_jax.analysis.suites import Entry, Suite, Value
 
 HEADER = (
@@ -86,10 +85,10 @@ def rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, str]]:
             if not entry.variant:
                 found += [_row(name, entry, paper)] if paper else []
                 continue
-            groups = runs.alike(runs.matching(records, name, entry))
+            groups = alike(matching(records, name, entry))
             found += [
                 _row(name, entry, paper)
-                | _ours(group, QUANTITIES[suite.quantity], paper)
+                | _ours(group, groups, QUANTITIES[suite.quantity], paper)
                 for group in groups
             ]
             if name not in suite.datasets or groups:
@@ -109,16 +108,17 @@ def _row(config_name: str, entry: Entry, paper: Value) -> dict[str, str]:
 
 
 def _ours(
-    records: Sequence[Record], quantity: Quantity, paper: Value
+    records: Sequence[Record],
+    groups: Sequence[Sequence[Record]],
+    quantity: Quantity,
+    paper: Value,
 ) -> dict[str, str]:
     """Returns the cells of some runs that differ by their seeds."""
     first, remarks = records[0], marks(records)
     last = _statistics(records, quantity.last)
     comparable = paper and last and not reductions(first)
-    ended = [record for record in records if record.error is not None]
-    if other := sum(quantity.last(record) is None for record in ended):
-        remarks.append(f"{other} of several seeds at once, not timed")
-    remarks += sorted({record.device for record in ended})
+    remarks += distinctions(records, groups)
+    remarks += sorted({record.device for record in records} - {""})
     return {
         "ours": _shown(last),
         # The sum makes no -0.00.
@@ -140,8 +140,8 @@ def reductions(record: Record) -> list[str]:
         found.append("part of the data")
     if record.data:
         found.append(record.data)
-    if record.epochs != record.all_epochs:
-        found.append(f"{record.epochs} of {record.all_epochs} epochs")
+    if record.epochs != record.full_epochs:
+        found.append(f"{record.epochs} of {record.full_epochs} epochs")
     if record.evaluate_on != "test":
         found.append(f"error on {record.evaluate_on} images")
     return found

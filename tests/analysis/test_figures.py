@@ -1,41 +1,46 @@
-import dataclasses
+"""Figures, by what is drawn in them."""
 
-import jax
 import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from configs import digits
-from kln_jax.analysis import __main__ as command
 from kln_jax.analysis import figures
-from kln_jax.networks import models
-from kln_jax.training import compiled, experiment, optimizers, steps
+from kln_jax.analysis.learned import Learned
 
 
 @pytest.fixture(scope="module")
-def run():
-    """A run of a small network that was not trained."""
-    config = digits.get_config()
-    config.update(width=0.05, latent_dim=4)
-    data = experiment._load(config)
-    model = compiled.make_model(config, data)
-    state = jax.jit(
-        lambda key: steps.init_state(
-            model,
-            optimizers.optimizer("sgd", optimizers.step_schedule(0.1)),
-            key,
-            mean=np.zeros(1),
-            std=np.ones(1),
-            image_shape=(28, 28, 1),
-        )
-    )(jax.random.key(0))
-    rows = np.arange(len(data.train_labels), dtype=np.int32)
-    return experiment.Run(config, data, rows, model, state)
+def learned():
+    """What a run that told ten classes apart may have learned."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 400)
+    bright = 25 * labels[:, None, None, None]
+    images = np.minimum(bright + rng.integers(0, 20, (400, 6, 6, 1)), 255)
+    _, examples = np.unique(labels, return_index=True)
+    return Learned(
+        images=images.astype(np.uint8),
+        labels=labels,
+        z=(2 * np.eye(10)[labels] + rng.normal(0, 0.3, (400, 10))).astype(np.float32),
+        examples=examples,
+        reconstructions=images[examples] / 255.0,
+        class_names=tuple("0123456789"),
+        config=dict(
+            bandwidths=(1, 3, 5, 7, 9),
+            kernel_reduction="mean",
+            ridge=0.1,
+            objective="cmmd",
+            kernel_on="z",
+            evaluate_on="test",
+        ),
+    )
 
 
-def test_overview_shows_both_kernels_and_the_images(run, tmp_path):
-    figure = figures.overview(run, num_images=40)
+def _with(learned, **changes):
+    return learned._replace(config={**learned.config, **changes})
+
+
+def test_overview_shows_both_kernels_and_the_images(learned, tmp_path):
+    figure = figures.overview(learned)
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == [
         "kernel on pixels",
@@ -48,11 +53,12 @@ def test_overview_shows_both_kernels_and_the_images(run, tmp_path):
     assert pixels.std() > 0.1
 
 
-@pytest.mark.parametrize("variant", ["ce", "identity"])
-def test_a_kernel_that_no_loss_acts_on_is_not_called_learned(run, variant):
-    other = run._replace(config=digits.get_config(variant))
-    titles = [axes.get_title() for axes in figures.overview(other, num_images=40).axes]
-    assert titles[1] == "kernel on Z"
+@pytest.mark.parametrize(
+    "changes", [dict(objective="cross_entropy"), dict(kernel_on="pixels")]
+)
+def test_a_kernel_that_no_loss_acts_on_is_not_called_learned(learned, changes):
+    figure = figures.overview(_with(learned, **changes))
+    assert figure.axes[1].get_title() == "kernel on Z"
 
 
 def test_kernel_histogram_counts_each_pair_once():
@@ -81,28 +87,15 @@ def test_separation_is_that_of_its_definitions():
     assert figures.separation(same, same) == (pytest.approx(1.0), pytest.approx(0.5))
 
 
-def test_histograms_say_how_far_the_classes_are_apart(run):
-    titles = [a.get_title() for a in figures.histograms(run, num_images=60).axes]
-    assert [title.split(":")[0] for title in titles] == [
-        "kernel on raw pixels",
-        "kernel on Z",
-    ]
-    assert all("overlap 0." in title and "AUC 0." in title for title in titles)
-
-
-def test_images_that_are_sorted_by_class_are_drawn_all_the_same(run):
-    order = np.argsort(run.data.eval_labels)
-    data = dataclasses.replace(
-        run.data,
-        eval_images=run.data.eval_images[order],
-        eval_labels=run.data.eval_labels[order],
-    )
-    # Fewer than the images of a class.
-    titles = [
-        axes.get_title()
-        for axes in figures.histograms(run._replace(data=data), num_images=30).axes
-    ]
-    assert titles[0].startswith("kernel on raw pixels: overlap ")
+def test_histograms_say_how_far_the_classes_are_apart(learned):
+    titles = [axes.get_title() for axes in figures.histograms(learned).axes]
+    for title, name, features in zip(
+        titles, ("raw pixels", "Z"), (learned.pixels, learned.z), strict=True
+    ):
+        gram = np.asarray(learned.gram(features))
+        pairs = figures.pair_values(gram, learned.labels)
+        overlap, auc = figures.separation(*pairs)
+        assert title == f"kernel on {name}: overlap {overlap:.2f}, AUC {auc:.3f}"
 
 
 def test_images_without_a_pair_of_a_class_are_said_to_be():
@@ -110,66 +103,67 @@ def test_images_without_a_pair_of_a_class_are_said_to_be():
         figures.separation(*figures.pair_values(np.eye(3), np.arange(3)))
 
 
-def test_heat_maps_are_of_the_weight_matrix_of_all_classes_and_of_one(run):
-    figure = figures.heatmaps(run, num_images=30)
+def test_heat_maps_are_of_the_weight_matrix_of_all_classes_and_of_one(learned):
+    figure = figures.heatmaps(learned, num_images=30)
     shown = {}
     for axes in filter(lambda axes: axes.images, figure.axes):
         what, colours = axes.get_title().split("\n")
         (shown[what],) = axes.images
         least, largest = shown[what].get_clim()
         assert (colours, least) == (f"colours to ±{largest:.2g}", -largest)
-    labels = run.data.eval_labels
-    rows = figures.some_rows(len(labels), 30)
-    images = run.data.eval_images[rows[np.argsort(labels[rows], kind="stable")]]
-    pixels = images.reshape(30, -1) / 255
-    squares = ((pixels[:, None] - pixels[None]) ** 2).sum(axis=2)
-    K = np.mean([np.exp(-squares / (2 * v)) for v in (1, 3, 5, 7, 9)], axis=0)
-    inverse = np.linalg.inv(K + 0.1 * np.eye(30))
-    H = shown["H on raw pixels, all classes, sorted"].get_array()
-    np.testing.assert_allclose(H, inverse @ K @ inverse, atol=1e-4)
-    of_single = f"class {run.data.class_names[labels[0]]}"
-    single = shown[f"H on raw pixels, {of_single}"].get_array()
-    assert len(single) == min(30, (labels == labels[0]).sum())
-    assert {"H on Z, all classes, sorted", f"H on Z, {of_single}"} <= shown.keys()
+    rows = np.argsort(learned.labels[:30], kind="stable")
+    single = np.flatnonzero(learned.labels == 0)[:30]
+    features = {
+        "raw pixels": learned.images.reshape(400, -1) / 255,
+        "Z": learned.z.astype(np.float64),
+    }
+    for name, of_name in features.items():
+        for which, chosen in (("all classes, sorted", rows), ("class 0", single)):
+            x = of_name[chosen]
+            squares = ((x[:, None] - x[None]) ** 2).sum(axis=2)
+            K = np.mean([np.exp(-squares / (2 * v)) for v in (1, 3, 5, 7, 9)], axis=0)
+            inverse = np.linalg.inv(K + 0.1 * np.eye(len(x)))
+            H = shown[f"H on {name}, {which}"].get_array()
+            np.testing.assert_allclose(H, inverse @ K @ inverse, atol=2e-4)
 
 
-def test_a_map_has_each_image_in_the_colour_of_its_class(run):
-    (axes,) = figures.latent_map(run, num_images=40).axes
+def test_a_map_has_each_image_in_the_colour_of_its_class(learned):
+    (axes,) = figures.latent_map(learned.first(40)).axes
     counts = [len(group.get_offsets()) for group in axes.collections]
-    labels = run.data.eval_labels[figures.some_rows(len(run.data.eval_labels), 40)]
-    assert counts == np.bincount(labels, minlength=10).tolist()
+    assert counts == np.bincount(learned.labels[:40], minlength=10).tolist()
     names = [text.get_text() for text in axes.get_legend().get_texts()]
     assert names == list("0123456789")
 
 
-@pytest.fixture
-def embedded(monkeypatch):
-    """Takes pixels of the middle for Z, as many as it is told; nothing compiles."""
-
-    def as_wide_as(latent_dim):
-        def embed(run, images):
-            z = images[:, 14, 10 : 10 + latent_dim, 0].astype(np.float32)
-            return models.Outputs(z, reconstruction=None, logits=None)
-
-        monkeypatch.setattr(figures, "embed", embed)
-
-    return as_wide_as
-
-
 @pytest.mark.parametrize("count", [2, 30])
-def test_a_map_takes_few_images(run, embedded, count):
-    embedded(4)
-    (axes,) = figures.latent_map(run, num_images=count).axes
+def test_a_map_takes_few_images(learned, count):
+    (axes,) = figures.latent_map(learned.first(count)).axes
     points = np.concatenate([group.get_offsets() for group in axes.collections])
     assert points.shape == (count, 2)
     assert np.isfinite(points).all()
 
 
 @pytest.mark.parametrize(("count", "latent_dim"), [(1, 4), (5, 1)])
-def test_a_map_of_one_image_or_dimension_is_refused(run, embedded, count, latent_dim):
-    embedded(latent_dim)
+def test_a_map_of_one_image_or_dimension_is_refused(learned, count, latent_dim):
+    few = learned.first(count)
     with pytest.raises(ValueError, match=f"of Z, not {count} and {latent_dim}"):
-        figures.latent_map(run, num_images=count)
+        figures.latent_map(few._replace(z=few.z[:, :latent_dim]))
+
+
+def test_names_of_classes_stay_what_they_are(learned):
+    names = (r"$\foo$", "_hidden", *learned.class_names[2:])
+    few = learned.first(40)._replace(class_names=names)
+    figure = figures.latent_map(few)
+    figure.draw_without_rendering()
+    texts = figure.axes[0].get_legend().get_texts()
+    assert tuple(text.get_text() for text in texts) == names
+    figures.heatmaps(few).draw_without_rendering()
+
+
+def test_pictures_name_the_images_that_they_are_of(learned):
+    other = _with(learned, evaluate_on="validation")
+    for figure in (figures.reconstruction_grid(other), figures.overview(other)):
+        assert figure.axes[-1].get_title() == "validation images, and from Z"
 
 
 def test_curves_are_means_over_seeds_between_the_least_and_the_largest():
@@ -202,23 +196,6 @@ def test_each_curve_has_its_own_colour_or_style():
     (axes,) = figures.curves(errors, "title").axes
     seen = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
     assert len(seen) == 14
-
-
-def test_names_of_classes_stay_what_they_are(run, embedded):
-    embedded(4)
-    names = (r"$\foo$", "_hidden", *run.data.class_names[2:])
-    changed = dataclasses.replace(run.data, class_names=names)
-    figure = figures.latent_map(run._replace(data=changed), num_images=40)
-    figure.draw_without_rendering()
-    texts = figure.axes[0].get_legend().get_texts()
-    assert tuple(text.get_text() for text in texts) == names
-
-
-def test_pictures_name_the_images_that_they_are_of(run):
-    changed = dataclasses.replace(run.data, evaluate_on="validation")
-    run = run._replace(data=changed)
-    for figure in (figures.reconstruction_grid(run), figures.overview(run)):
-        assert figure.axes[-1].get_title() == "validation images, and from Z"
 
 
 def test_curves_show_no_error_at_all_and_a_method_without_runs():
@@ -329,19 +306,17 @@ def test_a_grid_shows_no_error_at_all_and_nothing_but_divergence():
     figures.grid({"a, b, c": [None], "d, b, e": [None]}, "t")
 
 
-def test_reconstructions_are_of_one_image_a_class(run):
-    (axes,) = figures.reconstruction_grid(run).axes
-    # Two rows of five pairs of 30x30 pixels, with a margin of 2.
-    assert axes.images[0].get_array().shape == (2 * 60 + 2, 5 * 30)
+def test_reconstructions_are_below_their_images(learned):
+    (axes,) = figures.reconstruction_grid(learned).axes
+    shown = axes.images[0].get_array()
+    # Two rows of five pairs of 8x8 pixels, with a margin of 2.
+    assert shown.shape == (2 * 16 + 2, 5 * 8)
+    first = learned.images[learned.examples[0]].squeeze() / 255
+    np.testing.assert_allclose(shown[1:7, 1:7], first)
+    np.testing.assert_allclose(shown[9:15, 1:7], learned.reconstructions[0].squeeze())
 
 
-def test_one_look_does_not_change_the_settings_of_others(run):
+def test_one_look_does_not_change_the_settings_of_others(learned):
     before = dict(mpl.rcParams)
-    figures.overview(run, num_images=10)
+    figures.overview(learned)
     assert dict(mpl.rcParams) == before
-
-
-def test_a_directory_without_a_run_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["analysis", "figures", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"error: .* holds no run"):
-        command.main()

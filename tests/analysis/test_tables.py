@@ -2,34 +2,13 @@
 
 import csv
 import io
-import pathlib
 import re
 
 import pytest
 
 from kln_jax.analysis import tables
-from kln_jax.analysis.runs import Record
 from kln_jax.analysis.suites import SUITES, Entry, Suite
-
-
-def _record(error, seed=0, **changes):
-    record = Record(
-        directory=pathlib.Path(),
-        config_name="mnist",
-        variant="supervised",
-        changes=(),
-        seed=seed,
-        epochs=150,
-        all_epochs=150,
-        partial_data=False,
-        data="",
-        evaluate_on="test",
-        error=error,
-        late_error=None if error is None else error + 0.1,
-        epoch_seconds=30.0 + seed,
-        device="1 x cpu",
-    )
-    return record._replace(**changes)
+from tests.analysis.made_up import record as _record
 
 
 def _rows(records, suite="table1", method="KLN"):
@@ -58,14 +37,13 @@ def test_full_runs_stand_beside_the_paper():
     ("changes", "mark"),
     [
         (dict(epochs=5), "5 of 150 epochs"),
-        (dict(partial_data=True), "part of the data"),
-        (dict(partial_data=True, epochs=5), "part of the data; 5 of 150 epochs"),
+        (dict(partial=True), "part of the data"),
+        (dict(partial=True, epochs=5), "part of the data; 5 of 150 epochs"),
         (dict(epochs=600), "600 of 150 epochs"),
         (
-            dict(partial_data=True, data="9 images to train"),
+            dict(partial=True, num_train_images=9),
             "part of the data; 9 images to train",
         ),
-        (dict(data="images of crc32 1"), "images of crc32 1"),
         (dict(evaluate_on="validation"), "error on validation images"),
     ],
 )
@@ -83,8 +61,7 @@ def test_reduced_runs_are_marked_and_have_a_row_of_their_own(changes, mark):
 def test_what_is_not_measured_of_a_grid_shares_a_row():
     entry = SUITES["fragility"].entries[3]
     assert entry.name == "ridge 0.1, none, linear labels, sum"
-    changes = (("clip_norm", 0.0), ("width", 0.25))
-    run = _record(2.0, config_name="digits", changes=changes)
+    run = _record(2.0, name="digits", changes=entry.changes)
     first, other = tables.rows(SUITES["fragility"], [run])
     assert (first["method"], first["ours"]) == (entry.name, "2.00")
     assert (other["method"], other["ours"]) == ("99 more", "not measured")
@@ -99,8 +76,8 @@ def test_diverged_runs_are_counted():
 
 
 def test_a_diverged_run_is_counted_among_those_on_its_data():
-    part = dict(partial_data=True, epochs=6)
-    records = [_record(2.0, **part), _record(None, seed=1, device="", **part)]
+    part = dict(partial=True, epochs=6)
+    records = [_record(2.0, **part), _record(None, seed=1, **part)]
     (row,) = _rows(records)
     assert (row["ours"], row["runs"]) == ("2.00", "2")
     assert row["remarks"] == "part of the data; 6 of 150 epochs; 1 diverged; 1 x cpu"
@@ -108,7 +85,7 @@ def test_a_diverged_run_is_counted_among_those_on_its_data():
 
 def test_runs_on_other_images_are_not_averaged():
     cats, planes = (
-        _record(error, config_name="own_images", data=f"images of crc32 {i}")
+        _record(error, name="own_images", version=f"crc32 {i}")
         for i, error in enumerate((1.0, 21.0))
     )
     rows = _rows([cats, planes], "ablations")
@@ -116,13 +93,19 @@ def test_runs_on_other_images_are_not_averaged():
         "1.00",
         "21.00",
     ]
+    assert [row["remarks"] for row in rows if row["data"] == "own_images"] == [
+        f"images of crc32 {i}; 1 x cpu" for i in (0, 1)
+    ]
 
 
-def test_times_of_several_seeds_at_once_are_none_and_say_so():
-    together = [_record(0.4, seed=i, epoch_seconds=None) for i in (1, 2)]
-    row = _rows([_record(0.4), *together], "table7")[0]
-    assert (row["ours"], row["runs"]) == ("30.00", "3")
-    assert row["remarks"] == "2 of several seeds at once, not timed; 1 x cpu"
+def test_runs_of_two_defaults_are_two_rows_that_say_which():
+    earlier, later = _record(0.4), _record(0.8)
+    later.config["ridge"] = 0.5  # Which had become the default.
+    rows = _rows([earlier, later])
+    assert [(row["ours"], row["remarks"]) for row in rows] == [
+        ("0.40", "ridge=0.1; 1 x cpu"),
+        ("0.80", "ridge=0.5; 1 x cpu"),
+    ]
 
 
 def test_no_difference_is_written_without_a_sign_of_its_own():
@@ -140,7 +123,7 @@ def test_what_was_not_run_says_so_and_others_have_the_papers_values_alone():
 
 
 def test_other_data_sets_have_rows_for_what_was_measured():
-    records = [_record(2.0, config_name="digits")]
+    records = [_record(2.0, name="digits")]
     assert [r["data"] for r in _rows(records, "table6")] == [
         "mnist",
         "svhn",
@@ -160,7 +143,7 @@ def test_accuracy_and_seconds_are_of_the_same_runs():
     row = _rows(records, "table6")[0]
     assert (row["paper"], row["ours"]) == ("99.61", "99.50 ± 0.14")
     assert (row["ours - paper"], row["last ten epochs"]) == ("-0.11", "99.40 ± 0.14")
-    row = _rows(records, "table7")[0]
+    row = _rows(records, "table5")[0]
     assert (row["paper"], row["ours"]) == ("62.68", "30.50 ± 0.71")
     assert row["last ten epochs"] == ""
 
@@ -190,7 +173,7 @@ def _read_csv(found):
     [
         ("table1", "test error, %", "0.4000", ("0.5000", "0.1414")),
         ("table6", "test accuracy, %", "99.6000", ("99.5000", "0.1414")),
-        ("table7", "median seconds of an epoch", "30.0000", ("30.5000", "0.7071")),
+        ("table5", "median seconds of an epoch", "30.0000", ("30.5000", "0.7071")),
     ],
 )
 def test_a_csv_has_numbers_and_says_of_what(suite, quantity, single, both):
@@ -204,7 +187,7 @@ def test_a_csv_has_numbers_and_says_of_what(suite, quantity, single, both):
     records = [_record(0.4), _record(0.6, seed=1)]
     assert numbers(records) == both
     assert numbers(records[:1]) == (single, "")
-    assert numbers([_record(None, epoch_seconds=None)]) == ("", "")
+    assert numbers([_record(None)]) == ("", "")
     assert numbers([]) == ("", "")
 
 

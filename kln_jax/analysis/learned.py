@@ -1,0 +1,143 @@
+"""What a run learned, as figures show it: Z of some images, and what comes back."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from kln_jax.analysis import runs
+from kln_jax.discrepancies.kernels import gaussian_mixture
+from kln_jax.inference import trained_network
+from kln_jax.training import augmentation, experiment, steps
+from kln_jax.training.experiment import Run
+
+# How many evaluation images are shown, and how many with their reconstructions.
+_IMAGES, _EXAMPLES = 1000, 10
+
+_predict = jax.jit(steps.predict, static_argnums=0)
+
+
+class Learned(NamedTuple):
+    """What a run learned, on some of its evaluation images, in random order.
+
+    Attributes:
+      images: The images, shape ``(n, h, w, c)``, uint8.
+      labels: Their class numbers, shape ``(n,)``.
+      z: Their embeddings, shape ``(n, latent_dim)``.
+      examples: Rows of the first image of each of some classes, shape ``(m,)``.
+      reconstructions: What comes back of these, in [0, 1], shape ``(m, h, w, c)``.
+      class_names: Names of all classes.
+      config: The configuration of the run.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    z: np.ndarray
+    examples: np.ndarray
+    reconstructions: np.ndarray
+    class_names: tuple[str, ...]
+    config: Mapping[str, Any]
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """The images as rows of numbers in [0, 1]."""
+        return np.asarray(augmentation.to_unit(self.images)).reshape(len(self.z), -1)
+
+    def gram(self, features: np.ndarray) -> Array:
+        """Returns the run's kernel between rows of features, shape ``(n, n)``."""
+        kernel = gaussian_mixture(
+            self.config["bandwidths"], reduction=self.config["kernel_reduction"]
+        )
+        return kernel(features, features)
+
+    def first(self, count: int) -> Learned:
+        """Leaves so many images, and the examples that are among them."""
+        kept = self.examples < count
+        return self._replace(
+            images=self.images[:count],
+            labels=self.labels[:count],
+            z=self.z[:count],
+            examples=self.examples[kept],
+            reconstructions=self.reconstructions[kept],
+        )
+
+
+def of_run(run: Run, *, num_images: int = _IMAGES) -> Learned:
+    """Looks at a run read back.
+
+    Args:
+      run: The run.
+      num_images: How many evaluation images to look at, at random.
+    """
+    # They may be sorted by class.
+    rows = np.random.default_rng(0).permutation(len(run.data.eval_labels))[:num_images]
+    images, labels = run.data.eval_images[rows], run.data.eval_labels[rows]
+    prediction = trained_network.predict_in_batches(
+        run.model, run.state, images, reconstruction_reduction="mean"
+    )
+    _, examples = np.unique(labels, return_index=True)
+    examples = examples[:_EXAMPLES]
+    outputs = _predict(run.model, run.state, augmentation.to_unit(images[examples]))
+    return Learned(
+        images=images,
+        labels=labels,
+        z=prediction.z,
+        examples=examples,
+        reconstructions=np.asarray(outputs.reconstruction),
+        class_names=run.data.class_names,
+        config=runs.as_json(run.config),
+    )
+
+
+def read(path: pathlib.Path, config: Mapping[str, Any]) -> Learned:
+    """Reads what a run learned.
+
+    Args:
+      path: Its working directory, with checkpoints and its data at hand, or a file.
+      config: Its configuration.
+
+    Raises:
+      ValueError: If the directory or the file is damaged, or the data are others.
+      CheckpointError: If the checkpoints are damaged.
+    """
+    if path.is_dir():
+        return of_run(experiment.load_run(path))
+    arrays = load_arrays(path)
+    try:
+        found = {name: arrays[name] for name in Learned._fields[:5]}
+        names = tuple(arrays["class_names"].tolist())
+    except KeyError as error:
+        raise ValueError(f"{path} is damaged: it has no {error}.") from error
+    return Learned(**found, class_names=names, config=config)
+
+
+def to_arrays(learned: Learned) -> dict[str, np.ndarray]:
+    """Returns all of it but the configuration, as arrays."""
+    arrays = learned._asdict()
+    del arrays["config"]
+    return {name: np.asarray(value) for name, value in arrays.items()}
+
+
+def load_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads a file of arrays.
+
+    Args:
+      path: The .npz file.
+
+    Raises:
+      ValueError: If it is damaged.
+      OSError: If it cannot be read.
+    """
+    content = path.read_bytes()
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return dict(arrays)
+    # What a damaged file raises depends on its damage.
+    except Exception as error:
+        raise ValueError(f"{path} is damaged: {error}. Restore it.") from error
