@@ -8,7 +8,7 @@ import sys
 from kln_jax.analysis import figures, learned, packed, page, report, runs
 from kln_jax.analysis.suites import SUITES
 from kln_jax.storage.checkpoints import CheckpointError
-from kln_jax.training import experiment, parallel
+from kln_jax.training import parallel
 from kln_jax.training.interruption import EXIT_CODE, Interrupted, Interruption
 
 
@@ -117,8 +117,8 @@ def _report(arguments: argparse.Namespace) -> None:
 
 def _figures(arguments: argparse.Namespace) -> None:
     path = arguments.workdir / "overview.png"
-    run = experiment.load_run(arguments.workdir)
-    figures.save(figures.overview(learned.of_run(run)), path)
+    found = learned.look_at(*learned.load_run(arguments.workdir))
+    figures.save(figures.overview(found), path)
     print(f"Wrote {path}.")
 
 

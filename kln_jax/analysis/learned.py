@@ -11,16 +11,17 @@ import jax
 import numpy as np
 from jax import Array
 
-from kln_jax.analysis import runs
+from kln_jax.datasets import Dataset
 from kln_jax.discrepancies.kernels import gaussian_mixture
 from kln_jax.inference import trained_network
+from kln_jax.inference.trained_network import TrainedNetwork
+from kln_jax.storage import working_directory
 from kln_jax.training import augmentation, experiment, steps
-from kln_jax.training.experiment import Run
 
 # How many evaluation images are shown, and how many with their reconstructions.
 _IMAGES, _EXAMPLES = 1000, 10
 
-_predict = jax.jit(steps.predict, static_argnums=0)
+_apply = jax.jit(steps.apply_trained, static_argnums=0)
 
 
 class Learned(NamedTuple):
@@ -68,30 +69,50 @@ class Learned(NamedTuple):
         )
 
 
-def of_run(run: Run, *, num_images: int = _IMAGES) -> Learned:
-    """Looks at a run read back.
+def load_run(directory: pathlib.Path) -> tuple[TrainedNetwork, Dataset]:
+    """Reads the network of a run, and the data set that it had.
 
     Args:
-      run: The run.
+      directory: Its working directory.
+
+    Raises:
+      ValueError: If there is no run, or none with a checkpoint, or its data are others.
+      CheckpointError: If its checkpoints are damaged.
+    """
+    network = trained_network.load(directory)
+    data = experiment.load_data(network.config)
+    working_directory.check_data(directory, experiment.about(data))
+    return network, data
+
+
+def look_at(
+    network: TrainedNetwork, data: Dataset, *, num_images: int = _IMAGES
+) -> Learned:
+    """Looks at what a network learned.
+
+    Args:
+      network: The network.
+      data: Its data set.
       num_images: How many evaluation images to look at, at random.
     """
     # They may be sorted by class.
-    rows = np.random.default_rng(0).permutation(len(run.data.eval_labels))[:num_images]
-    images, labels = run.data.eval_images[rows], run.data.eval_labels[rows]
+    rows = np.random.default_rng(0).permutation(len(data.eval_labels))[:num_images]
+    images, labels = data.eval_images[rows], data.eval_labels[rows]
+    model, state = network.model, network.state
     prediction = trained_network.predict_in_batches(
-        run.model, run.state, images, reconstruction_reduction="mean"
+        model, state, images, reconstruction_reduction="mean"
     )
     _, examples = np.unique(labels, return_index=True)
     examples = examples[:_EXAMPLES]
-    outputs = _predict(run.model, run.state, augmentation.to_unit(images[examples]))
+    outputs = _apply(model, state, augmentation.to_unit(images[examples]))
     return Learned(
         images=images,
         labels=labels,
         z=prediction.z,
         examples=examples,
         reconstructions=np.asarray(outputs.reconstruction),
-        class_names=run.data.class_names,
-        config=runs.as_json(run.config),
+        class_names=data.class_names,
+        config=network.config.to_dict(),
     )
 
 
@@ -107,7 +128,7 @@ def read(path: pathlib.Path, config: Mapping[str, Any]) -> Learned:
       CheckpointError: If the checkpoints are damaged.
     """
     if path.is_dir():
-        return of_run(experiment.load_run(path))
+        return look_at(*load_run(path))
     arrays = load_arrays(path)
     try:
         found = {name: arrays[name] for name in Learned._fields[:5]}

@@ -20,7 +20,6 @@ from sklearn.metrics import confusion_matrix
 from kln_jax.analysis import figures, learned, runs
 from kln_jax.inference import trained_network
 from kln_jax.storage import epoch_metrics, whole_files
-from kln_jax.training import experiment
 
 _ERRORS_SHOWN = 20
 # Of more classes the numbers in the cells of the confusion matrix cannot be read.
@@ -83,16 +82,18 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
       CheckpointError: If its checkpoints are damaged.
     """
     directory = pathlib.Path(workdir)
-    run = experiment.load_run(directory)
-    data = run.data
+    network, data = learned.load_run(directory)
     metrics = epoch_metrics.read_metrics(directory)
     probabilities = trained_network.predict_in_batches(
-        run.model, run.state, data.eval_images, reconstruction_reduction="mean"
+        network.model,
+        network.state,
+        data.eval_images,
+        reconstruction_reduction="mean",
     ).probabilities
     predicted = probabilities.argmax(axis=1)
     wrong = np.flatnonzero(predicted != data.eval_labels)
     surest = wrong[np.argsort(-probabilities[wrong].max(axis=1), kind="stable")]
-    shown = learned.of_run(run)
+    shown = learned.look_at(network, data)
     drawn = {"Curves": curves(metrics) if metrics else None}
     drawn["Confusion matrix"] = confusion(data.eval_labels, predicted, data.class_names)
     drawn["Most confident errors"] = errors(
@@ -106,11 +107,11 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
     percent = 100.0 * len(wrong) / len(predicted)
     path = directory / "page.html"
     text = page(
-        f"{data.name}, {run.config.variant}: {percent:.2f} % error",
+        f"{data.name}, {network.config.variant}: {percent:.2f} % error",
         f"{directory}: {len(wrong)} of {len(predicted)} {data.evaluate_on} images are "
-        f"wrong after step {int(run.state.step)}; {_state(directory)}.",
+        f"wrong after step {int(network.state.step)}; {_state(directory)}.",
         drawn,
-        runs.as_json(run.config),
+        network.config.to_dict(),
     )
     whole_files.write_whole(path, text.encode())
     return path

@@ -12,19 +12,17 @@ import numpy as np
 
 from kln_jax.analysis import runs
 from kln_jax.analysis.suites import Entry
-from kln_jax.storage import epoch_metrics, whole_files, working_directory
+from kln_jax.storage import epoch_metrics, whole_files
 from kln_jax.storage.whole_files import DamagedError
+from kln_jax.training.configuration import Config
 
 # Keys that do not make another experiment, or that a record says by itself.
 _NOT_OF_EXPERIMENT = {
-    *working_directory.WHEREABOUTS,
+    *Config.keys_of("whereabouts"),
+    *Config.keys_of("run"),
     "dataset",
-    "variant",
-    "seed",
-    "split_seed",
-    "num_epochs",
-    "evaluate_on",
-    "allow_partial_data",
+    # Keys of earlier versions that said where and how often a run computed and saved.
+    *("compilation_cache", "profile", "keep_last", "keep_best"),
 }
 
 # The least epochs of a run whose last ten are told.

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from kln_jax.analysis.suites import Entry, Suite
 from kln_jax.storage import whole_files
 from kln_jax.training import experiment
+from kln_jax.training.configuration import Config
 from kln_jax.training.interruption import Interruption
 
 
@@ -145,7 +146,7 @@ def _make(
         return f"{directory}: diverged, {read_failure(failure)}"
     try:
         result = experiment.train_and_evaluate(
-            config, str(directory), interruption=interruption
+            Config.from_mapping(config), directory, interruption=interruption
         )
     except experiment.DivergenceError as divergence:
         return f"{directory}: diverged, {divergence}"

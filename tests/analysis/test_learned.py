@@ -7,29 +7,29 @@ import pytest
 
 from kln_jax.analysis import learned
 from kln_jax.inference import trained_network
-from kln_jax.training import experiment
 
 
 @pytest.fixture(scope="module")
 def run(out):
     (directory,) = out.glob("digits/supervised,*width=0.05,epochs=3/0")
-    return experiment.load_run(directory)
+    return learned.load_run(directory)
 
 
 def test_what_is_learned_is_z_and_what_comes_back_of_evaluation_images(run):
-    shown = learned.of_run(run, num_images=50)
+    network, data = run
+    shown = learned.look_at(network, data, num_images=50)
     prediction = trained_network.predict_in_batches(
-        run.model, run.state, run.data.eval_images, reconstruction_reduction="sum"
+        network.model, network.state, data.eval_images, reconstruction_reduction="sum"
     )
     for image, label, z in zip(shown.images, shown.labels, shown.z, strict=True):
-        same = (run.data.eval_images == image).all(axis=(1, 2, 3))
+        same = (data.eval_images == image).all(axis=(1, 2, 3))
         (row,) = np.flatnonzero(same)
-        assert run.data.eval_labels[row] == label
+        assert data.eval_labels[row] == label
         np.testing.assert_allclose(z, prediction.z[row], rtol=1e-4, atol=1e-4)
     assert sorted(shown.labels[shown.examples]) == sorted(set(shown.labels))
     errors = np.square(shown.images[shown.examples] / 255 - shown.reconstructions)
     rows = [
-        np.flatnonzero((run.data.eval_images == image).all(axis=(1, 2, 3)))[0]
+        np.flatnonzero((data.eval_images == image).all(axis=(1, 2, 3)))[0]
         for image in shown.images[shown.examples]
     ]
     np.testing.assert_allclose(
@@ -38,19 +38,20 @@ def test_what_is_learned_is_z_and_what_comes_back_of_evaluation_images(run):
 
 
 def test_images_that_are_sorted_by_class_are_looked_at_all_the_same(run):
-    order = np.argsort(run.data.eval_labels)
+    network, data = run
+    order = np.argsort(data.eval_labels)
     data = dataclasses.replace(
-        run.data,
-        eval_images=run.data.eval_images[order],
-        eval_labels=run.data.eval_labels[order],
+        data,
+        eval_images=data.eval_images[order],
+        eval_labels=data.eval_labels[order],
     )
     # Fewer than the images of a class.
-    shown = learned.of_run(run._replace(data=data), num_images=30)
+    shown = learned.look_at(network, data, num_images=30)
     assert len(set(shown.labels)) > 5
 
 
 def test_it_is_read_back_from_a_file_as_it_was(run, tmp_path):
-    shown = learned.of_run(run, num_images=50)
+    shown = learned.look_at(*run, num_images=50)
     np.savez(tmp_path / "a.npz", **learned.to_arrays(shown))
     again = learned.read(tmp_path / "a.npz", shown.config)
     for name, value in shown._asdict().items():
@@ -61,7 +62,7 @@ def test_it_is_read_back_from_a_file_as_it_was(run, tmp_path):
 
 
 def test_fewer_images_keep_the_examples_among_them(run):
-    shown = learned.of_run(run, num_images=50)
+    shown = learned.look_at(*run, num_images=50)
     few = shown.first(5)
     assert len(few.images) == len(few.labels) == len(few.z) == 5
     assert (few.examples < 5).all()
