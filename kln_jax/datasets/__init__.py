@@ -14,8 +14,9 @@ import numpy as np
 
 from kln_jax.datasets._dataset import Dataset, DatasetError, resized, with_margin
 from kln_jax.datasets._digits import load_digits
+from kln_jax.datasets._image_files import image_files, read_image
 from kln_jax.datasets._known import KNOWN, margin
-from kln_jax.datasets._own_images import image_files, load_own_images, read_image
+from kln_jax.datasets._own_images import load_own_images
 from kln_jax.datasets._prepare import prepare
 from kln_jax.datasets._split import labelled_split, shared_images
 from kln_jax.datasets._tfds import load_tfds

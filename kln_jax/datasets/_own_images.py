@@ -4,26 +4,16 @@ import collections
 import logging
 import os
 import pathlib
-from typing import Any
 
 import numpy as np
 
-from kln_jax.datasets._dataset import (
-    Dataset,
-    DatasetError,
-    Part,
-    version_of,
-    with_margin,
-)
+from kln_jax.datasets._dataset import Dataset, DatasetError, Part, version_of
+from kln_jax.datasets._image_files import fitted, image_files, read_image
 from kln_jax.datasets._paths import expanded
 from kln_jax.datasets._split import stratified_order
 from kln_jax.storage.whole_files import one_line
 
 _log = logging.getLogger(__name__)
-
-# Image modes that Pillow turns into 8-bit grey or RGB without losing range.
-_MODES = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "CMYK", "YCbCr")
-_SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
 def load_own_images(
@@ -76,80 +66,6 @@ def load_own_images(
     )
 
 
-def _resized(image: Any, shape: tuple[int, int, int]) -> np.ndarray:
-    """Turns a Pillow image into uint8 of a square shape, or says why not.
-
-    Raises:
-      ValueError: If the image has the wrong shape or would lose information.
-    """
-    import PIL.Image
-    import PIL.ImageOps
-
-    if image.mode not in _MODES:
-        raise ValueError(f"has pixels of Pillow's mode {image.mode}, not 8-bit ones")
-    image = PIL.ImageOps.exif_transpose(image)
-    if image.width != image.height:
-        raise ValueError(
-            f"is not square ({image.width}x{image.height} pixels); crop or pad it"
-        )
-    if image.has_transparency_data and image.convert("RGBA").getextrema()[3][0] < 255:
-        raise ValueError("has transparent pixels; flatten it onto a background")
-    side, _, channels = shape
-    image = image.convert("L" if channels == 1 else "RGB")
-    if image.width != side:
-        image = image.resize((side, side), PIL.Image.Resampling.BILINEAR)
-    return np.asarray(image).reshape(shape)
-
-
-def read_image(
-    path: pathlib.Path, shape: tuple[int, int, int], *, margin: int = 0
-) -> np.ndarray:
-    """Reads an image as those of own data sets are.
-
-    Args:
-      path: A file that Pillow can read.
-      shape: Height, width and channels, ``(side, side, 1)`` or ``(side, side, 3)``.
-      margin: Black pixels on each side of it, among those of the shape.
-
-    Returns:
-      The image of that shape, uint8.
-
-    Raises:
-      OSError: If it cannot be read.
-      ValueError: If it is not square or would lose information. What a damaged file
-        raises beside these depends on its format.
-    """
-    import PIL.Image
-
-    with PIL.Image.open(path) as image:
-        inner = (shape[0] - 2 * margin, shape[1] - 2 * margin, shape[2])
-        return with_margin(_resized(image, inner), margin)
-
-
-def image_files(
-    folder: pathlib.Path, pattern: str
-) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """Tells the images in a folder from what else is there, by their names.
-
-    Args:
-      folder: Where to look.
-      pattern: ``"*"``, or ``"**/*"`` for its subfolders too.
-
-    Returns:
-      Files that end as images do, and the rest, each sorted. Hidden files are in
-      neither, nor are those of hidden folders.
-    """
-    images: list[pathlib.Path] = []
-    others: list[pathlib.Path] = []
-    for path in sorted(folder.glob(pattern)):
-        if any(part.startswith(".") for part in path.relative_to(folder).parts):
-            continue
-        # A link that leads nowhere stays, to be reported.
-        is_image = path.suffix.lower() in _SUFFIXES and not path.is_dir()
-        (images if is_image else others).append(path)
-    return images, others
-
-
 def _read_folder(
     root: pathlib.Path, shape: tuple[int, int, int]
 ) -> tuple[Part, Part | None, tuple[str, ...]]:
@@ -170,8 +86,9 @@ def _read_folder(
             if folder.name not in class_names:
                 problems.append(f"{folder}: no class of this name in {root / 'train'}")
                 continue
-            paths, others = image_files(folder, "*")
+            paths, others, unreadable = image_files(folder)
             ignored += len(others)
+            problems.extend(f"{e.filename}: {e.strerror}" for e in unreadable)
             for path in paths:
                 try:
                     images.append(read_image(path, shape))
@@ -179,7 +96,7 @@ def _read_folder(
                 except Exception as error:
                     problems.append(f"{path}: {one_line(error)}")
                 labels.append(class_names.index(folder.name))
-            if not paths and part == "train":
+            if not paths and not unreadable and part == "train":
                 problems.append(f"{folder}: holds no .png, .jpg or .jpeg file")
         if ignored:
             _log.warning(
@@ -259,7 +176,7 @@ def _read_npz(
             )
         try:
             resized = np.stack(
-                [_resized(PIL.Image.fromarray(image), shape) for image in images]
+                [fitted(PIL.Image.fromarray(image), shape) for image in images]
             )
         except ValueError as error:
             raise DatasetError(f"{path}: an image {error}") from error
