@@ -69,6 +69,14 @@ def test_newest_prepared_version_is_read(root):
     assert_equal(data, written["train"], written["test"])
 
 
+@pytest.mark.parametrize("below", ["mnist", "mnist/3.0.1"])
+@pytest.mark.parametrize("use", [datasets.load, datasets.prepare])
+def test_a_folder_of_the_set_itself_is_no_data_dir(use, below, root):
+    tfds_writer.write_random_set(root, "mnist", SIZES)
+    with pytest.raises(datasets.DatasetError, match=f"give the one .* in, {root}$"):
+        use("mnist", data_dir=root / below)
+
+
 def test_extra_images_are_used_when_asked(root):
     written = tfds_writer.write_random_set(root, "svhn_cropped", {**SIZES, "extra": 90})
     without = load_part("svhn_cropped", root)
