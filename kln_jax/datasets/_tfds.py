@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kln_jax.datasets import _cache
-from kln_jax.datasets._dataset import Dataset, DatasetError, Part
+from kln_jax.datasets._dataset import Dataset, DatasetError, Part, without_bar
 from kln_jax.datasets._known import KNOWN, command, find_prepared, tfds_root
 from kln_jax.datasets._prepare import download_and_prepare
 from kln_jax.storage.whole_files import one_line
@@ -138,7 +138,7 @@ class _Reader:
                 unit=" images",
                 unit_scale=True,
                 leave=False,
-                disable=None,
+                disable=without_bar(),
             ) as bar:
                 for start in range(0, total, _DECODE_CHUNK):
                     records = source.__getitems__(

@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -34,6 +35,12 @@ def test_small_images_get_a_black_margin_and_large_ones_stay(name, root):
         for images, labels in (written["train"], written["test"])
     )
     assert_equal(load_part(name, root, image_size=32), train, test)
+
+
+def test_a_closed_standard_error_is_no_matter(root, monkeypatch):
+    written = tfds_writer.write_random_set(root, "mnist", SIZES)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert_equal(load_part("mnist", root), written["train"], written["test"])
 
 
 def test_class_names_and_shards_are_those_of_the_set(root, monkeypatch):
