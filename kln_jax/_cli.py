@@ -8,6 +8,7 @@ import contextlib
 import io
 import logging
 import os
+import pathlib
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -76,14 +77,39 @@ class Parser(argparse.ArgumentParser):
                 self.stop(OSError(f"{place}: {error.strerror}"))
 
 
-def log_to_stderr(level: int = logging.WARNING) -> None:
-    """Has the package's log written to the standard error.
+def path(text: str) -> pathlib.Path:
+    """The type of an argument that is a path: ``~`` in it is the home directory.
 
-    It changes settings of the process, and so is for one that is a command.
+    A shell leaves it as it is after an equals sign, as in ``--workdir=~/runs/a``.
 
     Args:
-      level: The lowest level that is written.
+      text: The argument.
+
+    Returns:
+      The path.
+
+    Raises:
+      ArgumentTypeError: If there is no such home directory.
     """
+    try:
+        return pathlib.Path(text).expanduser()
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text}: there is no such home directory; give a path without ~"
+        ) from error
+
+
+def set_up(level: int = logging.WARNING) -> None:
+    """Sets up standard error and log of a process that is a command.
+
+    Where the standard error is closed, what is written there goes nowhere. Else a file
+    that is opened later would get its descriptor, and with it what libraries write.
+
+    Args:
+      level: The lowest level of the package's log that is written.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open
     logger = logging.getLogger("kln_jax")
     logger.addHandler(logging.StreamHandler())
     logger.setLevel(level)

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 COMMAND = """
 import sys
 from kln_jax import _cli
-_cli.log_to_stderr()
+_cli.set_up()
 parser = _cli.Parser(prog="command")
 parser.add_argument("--number", type=int)
 command = parser.add_subparsers().add_parser("print")
@@ -73,6 +73,25 @@ def test_output_that_cannot_be_written_is_one_line(redirection, message):
     done = _run("print", "text", redirection=redirection)
     assert done.returncode == 1
     assert done.stderr == b"command print: error: " + message + b"\n"
+
+
+def test_a_closed_standard_error_stays_closed_for_what_is_opened_later(tmp_path):
+    done = _run(
+        str(tmp_path / "file"),
+        redirection="2>&-",
+        code="""
+import logging, os, sys
+from kln_jax import _cli
+_cli.set_up()
+with open(sys.argv[1], "w") as file:
+    os.write(2, b"of a library")
+    print("an error", file=sys.stderr)
+    logging.getLogger("kln_jax").warning("a warning")
+print("done")
+""",
+    )
+    assert (done.returncode, done.stdout) == (0, b"done\n")
+    assert (tmp_path / "file").read_bytes() == b""
 
 
 def test_whoever_reads_the_output_may_stop():

@@ -14,8 +14,9 @@ import numpy as np
 
 from kln_jax.datasets._dataset import Dataset, DatasetError, resized, with_margin
 from kln_jax.datasets._digits import load_digits
+from kln_jax.datasets._image_files import image_files, read_image
 from kln_jax.datasets._known import KNOWN, margin
-from kln_jax.datasets._own_images import image_files, load_own_images, read_image
+from kln_jax.datasets._own_images import load_own_images
 from kln_jax.datasets._prepare import prepare
 from kln_jax.datasets._split import labelled_split, shared_images
 from kln_jax.datasets._tfds import load_tfds
@@ -35,6 +36,10 @@ __all__ = [
 ]
 
 NAMES = ("digits", *KNOWN, "own_images")
+_NO_VALIDATION = (
+    'evaluate_on is "validation" but validation_fraction is 0; set '
+    "validation_fraction to the share of the training images to evaluate on"
+)
 
 
 def load(
@@ -58,15 +63,18 @@ def load(
       there, if the network and TensorFlow are there. Images of 28x28 get a margin
       of two black pixels where ``image_size`` is 32.
     - ``own_images``: ``data_dir`` is a folder with train/CLASS/*.png (or .jpg,
-      .jpeg) and, if there is one, test/CLASS/*; or an .npz file with ``images``
-      (n, height, width) or (n, height, width, channels) uint8, ``labels`` (n,)
-      integers 0..C-1 and, if given, ``test_images``, ``test_labels`` and
-      ``class_names``. Images must be square; they are resized. Without a test
-      part, a fixed stratified ``test_fraction`` of the images is held out.
+      .jpeg) and, if they are there, test/CLASS/* and val/CLASS/*; or an .npz file
+      with ``images`` (n, height, width) or (n, height, width, channels) uint8,
+      ``labels`` (n,) integers 0..C-1 and, if given, ``test_images``,
+      ``test_labels``, ``val_images``, ``val_labels`` and ``class_names``. Other
+      common spellings of these are read too; what is not used is named in the log.
+      Images must be square; they are resized. Without a test part the validation
+      part is it; without both, a fixed stratified ``test_fraction`` of the images is
+      held out.
 
-    The validation part is the last ``validation_fraction`` of the training
-    images, in the data set's fixed order. (TFDS has shuffled its sets; digits and
-    own images are put in an order whose every stretch is stratified; of SVHN with
+    Unless it is given, the validation part is the last ``validation_fraction`` of the
+    training images, in the data set's fixed order. (TFDS has shuffled its sets; digits
+    and own images are put in an order whose every stretch is stratified; of SVHN with
     ``use_extra`` it is the end of ``train``, not of ``extra``.) It is removed from
     training whichever part is evaluated: the paper trains MNIST on 50,000 images.
 
@@ -108,20 +116,26 @@ def load(
         raise DatasetError(
             f"validation_fraction must be in [0, 1), not {validation_fraction}"
         )
-    if evaluate_on == "validation" and validation_fraction == 0:
-        raise DatasetError(
-            'evaluate_on is "validation" but validation_fraction is 0; set '
-            "validation_fraction to the share of the training images to evaluate on"
-        )
+    without_validation = evaluate_on == "validation" and validation_fraction == 0
+    if without_validation and name != "own_images":
+        raise DatasetError(_NO_VALIDATION)
     if image_size not in (28, 32):
         raise DatasetError(f"image_size must be 28 or 32, not {image_size}")
     if use_extra and name != "svhn_cropped":
         raise DatasetError(f"use_extra is for svhn_cropped; {name} has no extra images")
 
+    given = None  # A validation part that need not be cut off.
     if name == "digits":
         parts = load_digits(image_size)
     elif name == "own_images":
-        parts = load_own_images(data_dir, image_size, test_fraction)
+        parts, given = load_own_images(data_dir, image_size, test_fraction, evaluate_on)
+        if without_validation and given is None:
+            raise DatasetError(f"{_NO_VALIDATION}, or give a validation part")
+        if validation_fraction > 0 and given is not None:
+            raise DatasetError(
+                f"{data_dir} has a validation part; set validation_fraction to 0, not "
+                f"{validation_fraction}"
+            )
     else:
         parts = load_tfds(
             name,
@@ -145,11 +159,12 @@ def load(
         )
     num_train = len(parts.train_labels) - num_validation
     if evaluate_on == "validation":
+        images, labels = given or (
+            parts.train_images[num_train:],
+            parts.train_labels[num_train:],
+        )
         parts = dataclasses.replace(
-            parts,
-            eval_images=parts.train_images[num_train:],
-            eval_labels=parts.train_labels[num_train:],
-            evaluate_on="validation",
+            parts, eval_images=images, eval_labels=labels, evaluate_on="validation"
         )
     labels = parts.train_labels[:num_train]
     counts = np.bincount(labels, minlength=len(parts.class_names))

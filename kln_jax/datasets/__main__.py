@@ -41,5 +41,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    _cli.log_to_stderr()
+    _cli.set_up()
     sys.exit(main())

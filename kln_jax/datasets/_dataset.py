@@ -1,6 +1,7 @@
 """What a data set is here, and what all that read one share."""
 
 import dataclasses
+import sys
 import zlib
 
 import numpy as np
@@ -70,6 +71,11 @@ class Dataset:
                 )
             lines.append(f"{part} class counts: {text}")
         return lines
+
+
+def without_bar() -> bool | None:
+    """What tqdm calls disable: None for a bar in a terminal alone."""
+    return None if sys.stderr else True  # It fails where there is no standard error.
 
 
 def version_of(*arrays: np.ndarray) -> str:

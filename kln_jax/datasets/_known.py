@@ -86,14 +86,13 @@ def command(name: str, root: pathlib.Path) -> str:
 
 
 def find_prepared(name: str, root: pathlib.Path) -> dict[str, pathlib.Path]:
-    """The newest prepared version of each file format: {format: directory}."""
+    """The newest prepared version of each file format: {format: directory}.
+
+    Raises:
+      DatasetError: If a version is damaged, or the set lies above the root.
+    """
     found: dict[str, pathlib.Path] = {}
-    versions = [
-        path
-        for path in (root / name).glob("*")
-        if re.fullmatch(r"\d+\.\d+\.\d+", path.name)
-    ]
-    for path in sorted(versions, key=lambda p: tuple(map(int, p.name.split(".")))):
+    for path in _versions(name, root):
         try:
             info = json.loads((path / "dataset_info.json").read_text())
             formats = [
@@ -108,4 +107,20 @@ def find_prepared(name: str, root: pathlib.Path) -> dict[str, pathlib.Path]:
                 f"remove {path} and prepare it again with: {command(name, root)}"
             ) from error
         found.update(dict.fromkeys(formats, path))
+    for above in (root.parent, root.parent.parent) if not found else ():
+        if root in (above / name, *_versions(name, above)) and _versions(name, above):
+            raise DatasetError(
+                f"data_dir {root} is the folder of {name} itself; give the one that it "
+                f"is in, {above}"
+            )
     return found
+
+
+def _versions(name: str, root: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the folders of a set's versions, the newest last."""
+    versions = [
+        path
+        for path in (root / name).glob("*")
+        if re.fullmatch(r"\d+\.\d+\.\d+", path.name)
+    ]
+    return sorted(versions, key=lambda p: tuple(map(int, p.name.split("."))))

@@ -4,32 +4,54 @@ import collections
 import logging
 import os
 import pathlib
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from kln_jax.datasets._dataset import (
-    Dataset,
-    DatasetError,
-    Part,
-    version_of,
-    with_margin,
-)
+from kln_jax.datasets._dataset import Dataset, DatasetError, Part, version_of
+from kln_jax.datasets._image_files import fitted, image_files, read_image
 from kln_jax.datasets._paths import expanded
 from kln_jax.datasets._split import stratified_order
 from kln_jax.storage.whole_files import one_line
 
 _log = logging.getLogger(__name__)
 
-# Image modes that Pillow turns into 8-bit grey or RGB without losing range.
-_MODES = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "CMYK", "YCbCr")
-_SUFFIXES = (".png", ".jpg", ".jpeg")
+# Names of folders and in keys of arrays, in any case.
+_PART_OF = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "val", "valid"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_KIND_OF = {
+    **dict.fromkeys(("images", "image", "x"), "images"),
+    **dict.fromkeys(("labels", "label", "y"), "labels"),
+}
+_CLASS_NAMES = ("class_names", "classes", "label_names", "names")
+# Of what is not used, so many are named.
+_NAMED = 10
+
+
+class _Parts(NamedTuple):
+    """What is in a folder or file: parts by name, among them "train"."""
+
+    parts: dict[str, Part]
+    class_names: tuple[str, ...]
+    unused: list[str]
 
 
 def load_own_images(
-    data_dir: str | os.PathLike[str] | None, image_size: int, test_fraction: float
-) -> Dataset:
-    """Loads them as `kln_jax.datasets.load` says."""
+    data_dir: str | os.PathLike[str] | None,
+    image_size: int,
+    test_fraction: float,
+    evaluate_on: str,
+) -> tuple[Dataset, Part | None]:
+    """Loads them as `kln_jax.datasets.load` says.
+
+    Returns:
+      The data set, whose evaluation images are those to test on, and the images to
+      validate on, if they are given.
+    """
     if data_dir is None:
         raise DatasetError(
             "own_images needs data_dir: a folder with train/CLASS/*.png or an .npz file"
@@ -39,23 +61,42 @@ def load_own_images(
     path = expanded(data_dir)
     shape = (image_size, image_size, 1 if image_size == 28 else 3)
     if path.is_dir():
-        train, test, class_names = _read_folder(path, shape)
+        found = _read_folder(path, shape)
     elif path.is_file() and path.suffix == ".npz":
-        train, test, class_names = _read_npz(path, shape)
+        found = _read_npz(path, shape)
     else:
         raise DatasetError(
             f"data_dir {path} is neither a folder with train/CLASS/*.png nor an "
             "existing .npz file"
         )
-    for name in class_names:
+    for name in found.class_names:
         if not name.isprintable():  # Neither logs nor pages could hold it.
             raise DatasetError(
                 f"{path}: the class {name!a} has a character that cannot be shown; "
                 "give it a name of printable text"
             )
-    images, labels = train
+    if found.unused:
+        more = len(found.unused) - _NAMED
+        _log.warning(
+            "%s: not used: %s%s",
+            path,
+            ", ".join(found.unused[:_NAMED]),
+            f" and {more} more" if more > 0 else "",
+        )
+    images, labels = found.parts["train"]
     order = stratified_order(labels)
     images, labels = images[order], labels[order]
+    validation, test = (found.parts.get(part) for part in ("validation", "test"))
+    if validation is not None and evaluate_on == "test":
+        _log.warning(
+            "%s: its %d validation images are %s",
+            path,
+            len(validation[1]),
+            "taken to test, for it has no test images"
+            if test is None
+            else "not used, for evaluate_on is 'test'",
+        )
+    test = test or validation
     if test is None:
         num_test = round(test_fraction * len(labels))
         if not 0 < num_test < len(labels):
@@ -63,166 +104,135 @@ def load_own_images(
                 f"test_fraction {test_fraction} of {len(labels)} images leaves one "
                 "part empty; give more images or a test part"
             )
+        _log.log(
+            logging.WARNING if found.unused else logging.INFO,
+            "%s has no test images: %d of its %d training images are held out instead",
+            path,
+            num_test,
+            len(labels),
+        )
         test = images[-num_test:], labels[-num_test:]
         images, labels = images[:-num_test], labels[:-num_test]
-    return Dataset(
+    data = Dataset(
         name="own_images",
-        version=version_of(images, labels, *test),
+        version=version_of(images, labels, *test, *(validation or ())),
         train_images=images,
         train_labels=labels,
         eval_images=test[0],
         eval_labels=test[1],
-        class_names=class_names,
+        class_names=found.class_names,
     )
+    return data, validation
 
 
-def _resized(image: Any, shape: tuple[int, int, int]) -> np.ndarray:
-    """Turns a Pillow image into uint8 of a square shape, or says why not.
-
-    Raises:
-      ValueError: If the image has the wrong shape or would lose information.
-    """
-    import PIL.Image
-    import PIL.ImageOps
-
-    if image.mode not in _MODES:
-        raise ValueError(f"has pixels of Pillow's mode {image.mode}, not 8-bit ones")
-    image = PIL.ImageOps.exif_transpose(image)
-    if image.width != image.height:
-        raise ValueError(
-            f"is not square ({image.width}x{image.height} pixels); crop or pad it"
-        )
-    if image.has_transparency_data and image.convert("RGBA").getextrema()[3][0] < 255:
-        raise ValueError("has transparent pixels; flatten it onto a background")
-    side, _, channels = shape
-    image = image.convert("L" if channels == 1 else "RGB")
-    if image.width != side:
-        image = image.resize((side, side), PIL.Image.Resampling.BILINEAR)
-    return np.asarray(image).reshape(shape)
-
-
-def read_image(
-    path: pathlib.Path, shape: tuple[int, int, int], *, margin: int = 0
-) -> np.ndarray:
-    """Reads an image as those of own data sets are.
-
-    Args:
-      path: A file that Pillow can read.
-      shape: Height, width and channels, ``(side, side, 1)`` or ``(side, side, 3)``.
-      margin: Black pixels on each side of it, among those of the shape.
-
-    Returns:
-      The image of that shape, uint8.
-
-    Raises:
-      OSError: If it cannot be read.
-      ValueError: If it is not square or would lose information. What a damaged file
-        raises beside these depends on its format.
-    """
-    import PIL.Image
-
-    with PIL.Image.open(path) as image:
-        inner = (shape[0] - 2 * margin, shape[1] - 2 * margin, shape[2])
-        return with_margin(_resized(image, inner), margin)
-
-
-def image_files(
-    folder: pathlib.Path, pattern: str
-) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """Tells the images in a folder from what else is there, by their names.
-
-    Args:
-      folder: Where to look.
-      pattern: ``"*"``, or ``"**/*"`` for its subfolders too.
-
-    Returns:
-      Files that end as images do, and the rest, each sorted. Hidden files are in
-      neither, nor are those of hidden folders.
-    """
-    images: list[pathlib.Path] = []
-    others: list[pathlib.Path] = []
-    for path in sorted(folder.glob(pattern)):
-        if any(part.startswith(".") for part in path.relative_to(folder).parts):
-            continue
-        # A link that leads nowhere stays, to be reported.
-        is_image = path.suffix.lower() in _SUFFIXES and not path.is_dir()
-        (images if is_image else others).append(path)
-    return images, others
-
-
-def _read_folder(
-    root: pathlib.Path, shape: tuple[int, int, int]
-) -> tuple[Part, Part | None, tuple[str, ...]]:
-    def class_folders(part: str) -> list[pathlib.Path]:
-        return sorted(
-            folder
-            for folder in (root / part).iterdir()
-            if folder.is_dir() and not folder.name.startswith(".")
-        )
-
+def _read_folder(root: pathlib.Path, shape: tuple[int, int, int]) -> _Parts:
+    folders, unused = _part_folders(root)
+    if "train" not in folders:
+        raise DatasetError(f"{root} has no folder train with one folder per class")
     problems: list[str] = []
 
-    def read(part: str, class_names: tuple[str, ...]) -> Part:
+    def class_folders(folder: pathlib.Path) -> list[pathlib.Path]:
+        found = image_files(folder)
+        problems.extend(f"{e.filename}: {e.strerror}" for e in found.unreadable)
+        inside = [path for path in found.others if path.is_dir()]
+        loose = {*found.images, *found.others}.difference(inside)
+        unused.extend(str(path.relative_to(root)) for path in sorted(loose))
+        return inside
+
+    def read(part: pathlib.Path, of_classes: Sequence[pathlib.Path]) -> Part:
         images: list[np.ndarray] = []
         labels: list[int] = []
-        ignored = 0
-        for folder in class_folders(part):
+        for folder in of_classes:
             if folder.name not in class_names:
-                problems.append(f"{folder}: no class of this name in {root / 'train'}")
+                problems.append(f"{folder}: no class of this name in {train}")
                 continue
-            paths, others = image_files(folder, "*")
-            ignored += len(others)
-            for path in paths:
+            found = image_files(folder)
+            unused.extend(str(path.relative_to(root)) for path in found.others)
+            problems.extend(f"{e.filename}: {e.strerror}" for e in found.unreadable)
+            for path in found.images:
                 try:
                     images.append(read_image(path, shape))
                 # What a damaged file raises depends on its format and damage.
                 except Exception as error:
                     problems.append(f"{path}: {one_line(error)}")
                 labels.append(class_names.index(folder.name))
-            if not paths and part == "train":
+            if part == train and not (found.images or found.unreadable):
                 problems.append(f"{folder}: holds no .png, .jpg or .jpeg file")
-        if ignored:
-            _log.warning(
-                "%s: ignored %d files or folders that are no .png, .jpg or .jpeg files",
-                root / part,
-                ignored,
-            )
         if not labels and not problems:
-            problems.append(f"{root / part}: holds no images as {part}/CLASS/*.png")
-        if problems:
+            problems.append(f"{part}: holds no images as {part.name}/CLASS/*.png")
+        if problems:  # They are all found before they are raised.
             return np.empty(0), np.empty(0)
         return np.stack(images), np.array(labels, np.int32)
 
-    if not (root / "train").is_dir():
-        raise DatasetError(f"{root} has no folder train with one folder per class")
-    class_names = tuple(folder.name for folder in class_folders("train"))
-    if len(class_names) < 2:
+    train = folders["train"]
+    inside = {part: class_folders(folder) for part, folder in folders.items()}
+    class_names = tuple(folder.name for folder in inside["train"])
+    if len(class_names) < 2 and not problems:
         raise DatasetError(
-            f"{root / 'train'} needs one folder per class and at least two, "
+            f"{train} needs one folder per class and at least two, "
             f"not {len(class_names)}"
         )
-    train = read("train", class_names)
-    test = read("test", class_names) if (root / "test").is_dir() else None
+    parts = {part: read(folder, inside[part]) for part, folder in folders.items()}
     if problems:
         raise DatasetError(
             f"{len(problems)} files or folders of {root} cannot be used:\n  "
             + "\n  ".join(problems)
         )
-    return train, test, class_names
+    return _Parts(parts, class_names, unused)
 
 
-def _read_npz(
-    path: pathlib.Path, shape: tuple[int, int, int]
-) -> tuple[Part, Part | None, tuple[str, ...]]:
+def _part_folders(
+    root: pathlib.Path,
+) -> tuple[dict[str, pathlib.Path], list[str]]:
+    """Returns the folders of the parts, and the names of what else is there."""
+    folders: dict[str, pathlib.Path] = {}
+    unused: list[str] = []
+    for path in sorted(root.iterdir()):
+        part = _PART_OF.get(path.name.lower())
+        if path.name.startswith("."):
+            continue
+        if part is None or not path.is_dir():
+            unused.append(path.name)
+        elif part in folders:
+            raise DatasetError(
+                f"{root} has two folders of {part} images, {folders[part].name} and "
+                f"{path.name}; keep one of them"
+            )
+        else:
+            folders[part] = path
+    return folders, unused
+
+
+def _meaning(key: str) -> tuple[str, str] | None:
+    """Returns part and kind of an array by its key, None for one that is not used."""
+    if key.lower() in _CLASS_NAMES:
+        return "", "class_names"
+    words = key.lower().split("_")
+    kinds = [_KIND_OF[word] for word in words if word in _KIND_OF]
+    parts = [_PART_OF[word] for word in words if word in _PART_OF]
+    if len(kinds) != 1 or len(parts) > 1 or len(words) > len(kinds) + len(parts):
+        return None
+    return (parts or ["train"])[0], kinds[0]
+
+
+def _read_npz(path: pathlib.Path, shape: tuple[int, int, int]) -> _Parts:
     import PIL.Image
 
     arrays: dict[str, np.ndarray] = {}
+    keys: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
+    unused: list[str] = []
     key = ""
     try:
         # Opened here: np.load leaves a file open that it cannot read.
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
-            for key in stored.files:
-                arrays[key] = stored[key]
+            names = sorted(stored.files)
+            for key in names:
+                meaning = _meaning(key)
+                if meaning is None:
+                    unused.append(key)
+                else:
+                    keys[meaning].append(key)
+                    arrays[key] = stored[key]
     except Exception as error:
         # NumPy names an option that its caller has, but the user has not.
         if key and "allow_pickle" in str(error):
@@ -231,14 +241,21 @@ def _read_npz(
                 "save it as numbers or text, with a dtype such as np.uint8 or str"
             ) from error
         raise DatasetError(f"{path} cannot be read: {one_line(error)}") from error
+    for several in keys.values():
+        if len(several) > 1:
+            raise DatasetError(
+                f"{path} has {' and '.join(several)}, which mean the same; keep one of "
+                "them"
+            )
 
-    def part(prefix: str) -> Part:
-        for key in (f"{prefix}images", f"{prefix}labels"):
-            if key not in arrays:
-                raise DatasetError(
-                    f"{path} has no array {key!r}; it has {sorted(arrays)}"
-                )
-        images, labels = arrays[f"{prefix}images"], arrays[f"{prefix}labels"]
+    def part(name: str) -> Part:
+        found: dict[str, str] = {}
+        for kind in ("images", "labels"):
+            if (name, kind) not in keys:
+                usual = kind if name == "train" else f"{name}_{kind}"
+                raise DatasetError(f"{path} has no array {usual!r}; it has {names}")
+            (found[kind],) = keys[name, kind]
+        images, labels = arrays[found["images"]], arrays[found["labels"]]
         if images.ndim == 4 and images.shape[-1] == 1:
             images = images[..., 0]
         if (
@@ -248,48 +265,50 @@ def _read_npz(
             or images.size == 0
         ):
             raise DatasetError(
-                f"{path}: {prefix}images must be uint8 of shape (n, side, side), "
+                f"{path}: {found['images']} must be uint8 of shape (n, side, side), "
                 f"(n, side, side, 1) or (n, side, side, 3), not {images.dtype} of "
                 f"shape {images.shape}"
             )
         if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
             raise DatasetError(
-                f"{path}: {prefix}labels must be {len(images)} integers, not "
+                f"{path}: {found['labels']} must be {len(images)} integers, not "
                 f"{labels.dtype} of shape {labels.shape}"
             )
         try:
             resized = np.stack(
-                [_resized(PIL.Image.fromarray(image), shape) for image in images]
+                [fitted(PIL.Image.fromarray(image), shape) for image in images]
             )
         except ValueError as error:
             raise DatasetError(f"{path}: an image {error}") from error
         return resized, labels
 
-    train = part("")
-    with_test = "test_images" in arrays or "test_labels" in arrays
-    test = part("test_") if with_test else None
-    found = set(train[1].tolist())
-    if "class_names" in arrays:
-        class_names = _class_names(path, arrays["class_names"].ravel())
+    given = {name for name, kind in keys if kind != "class_names"}
+    parts = {name: part(name) for name in sorted({"train", *given})}
+    found = set(parts["train"][1].tolist())
+    if keys["", "class_names"]:
+        (key,) = keys["", "class_names"]
+        class_names = _class_names(path, key, arrays[key].ravel())
     else:
         # Not up to the largest label, which may be one of billions.
         class_names = tuple(map(str, range(len(found))))
-    wrong = set(range(len(class_names))) ^ found
-    if test is not None:
-        wrong |= set(test[1].tolist()) - set(range(len(class_names)))
+    known = set(range(len(class_names)))
+    wrong = known - found
+    for _, labels in parts.values():
+        wrong |= set(labels.tolist()) - known
     if wrong or len(class_names) < 2:
         raise DatasetError(
             f"{path}: labels must be 0..C-1 with every class among the training "
             f"labels and C >= 2; C is {len(class_names)}, wrong or missing: "
             f"{sorted(wrong)[:10]}"
         )
-    train = train[0], train[1].astype(np.int32)
-    if test is not None:
-        test = test[0], test[1].astype(np.int32)
-    return train, test, class_names
+    as_read = {
+        name: (images, labels.astype(np.int32))
+        for name, (images, labels) in parts.items()
+    }
+    return _Parts(as_read, class_names, unused)
 
 
-def _class_names(path: pathlib.Path, names: np.ndarray) -> tuple[str, ...]:
+def _class_names(path: pathlib.Path, key: str, names: np.ndarray) -> tuple[str, ...]:
     """Returns the names of an .npz file as text, if no two are the same."""
     try:
         class_names = tuple(
@@ -297,13 +316,13 @@ def _class_names(path: pathlib.Path, names: np.ndarray) -> tuple[str, ...]:
         )
     except UnicodeDecodeError as error:
         raise DatasetError(
-            f"{path}: class_names has bytes that are not UTF-8 ({one_line(error)}); "
+            f"{path}: {key} has bytes that are not UTF-8 ({one_line(error)}); "
             "save the names as text"
         ) from error
     for name, count in collections.Counter(class_names).items():
         if count > 1:
             raise DatasetError(
-                f"{path}: class_names has {name!r} {count} times; give each class a "
+                f"{path}: {key} has {name!r} {count} times; give each class a "
                 "name of its own"
             )
     return class_names

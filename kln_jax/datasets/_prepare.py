@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
-from kln_jax.datasets._dataset import DatasetError
+from kln_jax.datasets._dataset import DatasetError, without_bar
 from kln_jax.datasets._known import KNOWN, command, find_prepared, tfds_root
 from kln_jax.datasets._paths import is_writable
 from kln_jax.storage.whole_files import one_line
@@ -121,7 +121,9 @@ def _convert(directory: pathlib.Path) -> None:
         raise DatasetError(f"{directory} has no .tfrecord files; prepare it again")
     with tempfile.TemporaryDirectory(dir=directory, prefix="unfinished-") as folder:
         temporary = pathlib.Path(folder)
-        for shard in tqdm.tqdm(shards, desc="converting", unit=" files", disable=None):
+        for shard in tqdm.tqdm(
+            shards, desc="converting", unit=" files", disable=without_bar()
+        ):
             target = temporary / shard.name.replace(".tfrecord-", ".array_record-")
             # As tfds writes them: one record a group, for random access.
             writer = array_record_module.ArrayRecordWriter(str(target), "group_size:1")

@@ -1,7 +1,7 @@
 """Draws of examples: stratified orders, labelled examples, images of two parts."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -18,7 +18,13 @@ def stratified_order(labels: np.ndarray) -> np.ndarray:
     return np.argsort(place, kind="stable")
 
 
-def labelled_split(labels: np.ndarray, num_labels: int, *, seed: int) -> np.ndarray:
+def labelled_split(
+    labels: np.ndarray,
+    num_labels: int,
+    *,
+    seed: int,
+    class_names: Sequence[str] | None = None,
+) -> np.ndarray:
     """Draws the examples whose labels a semi-supervised run may use.
 
     Every class gets ``num_labels // C`` examples. Where C does not divide
@@ -30,6 +36,7 @@ def labelled_split(labels: np.ndarray, num_labels: int, *, seed: int) -> np.ndar
       labels: (n,) integer labels of the training images.
       num_labels: How many to draw.
       seed: The seed of this draw alone.
+      class_names: What messages call the classes; None for their numbers.
 
     Returns:
       (num_labels,) int32 indices into ``labels``, ascending, no two the same.
@@ -61,9 +68,10 @@ def labelled_split(labels: np.ndarray, num_labels: int, *, seed: int) -> np.ndar
     short = np.flatnonzero(counts < wanted)
     if short.size:
         c = short[0]
+        name = classes[c] if class_names is None else repr(class_names[classes[c]])
         raise DatasetError(
-            f"num_labels {num_labels} needs {wanted[c]} labels of class {classes[c]}, "
-            f"which has {counts[c]}; use at most {counts.min() * len(classes)}"
+            f"num_labels {num_labels} needs {wanted[c]} labels of class {name}, which "
+            f"has {counts[c]}; use at most {counts.min() * len(classes)}"
         )
     chosen = [members[:k] for members, k in zip(shuffled, wanted, strict=True)]
     return np.sort(np.concatenate(chosen)).astype(np.int32)

@@ -63,7 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for command in (predict, export):
         command.add_argument(
-            "--workdir", metavar="DIR", required=True, help="directory of the run"
+            "--workdir",
+            type=_cli.path,
+            metavar="DIR",
+            required=True,
+            help="directory of the run",
         )
     predict.add_argument(
         "--json", action="store_true", help="a JSON object a line instead of a table"
@@ -79,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="cpu,cuda,tpu",
         help="where it is to run, of cpu, cuda, rocm and tpu; default: %(default)s",
     )
-    export.add_argument("out", type=pathlib.Path, metavar="OUT", help="the file")
+    export.add_argument("out", type=_cli.path, metavar="OUT", help="the file")
     arguments = parser.parse_args(argv)
     if arguments.command == "predict":
         return _predict(predict, arguments)
@@ -150,7 +154,7 @@ def _export(parser: _cli.Parser, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _load(parser: _cli.Parser, workdir: str) -> TrainedNetwork:
+def _load(parser: _cli.Parser, workdir: pathlib.Path) -> TrainedNetwork:
     """Reads the network of a run, or ends the process with a line."""
     from kln_jax.inference import trained_network
     from kln_jax.storage.checkpoints import CheckpointError
@@ -164,5 +168,5 @@ def _load(parser: _cli.Parser, workdir: str) -> TrainedNetwork:
 
 
 if __name__ == "__main__":
-    _cli.log_to_stderr()
+    _cli.set_up()
     sys.exit(main())

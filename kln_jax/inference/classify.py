@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -58,13 +59,15 @@ def find_files(arguments: Iterable[str], report: Report) -> Iterator[pathlib.Pat
             yield from find_files(named, report)
             continue
         path = pathlib.Path(argument)
-        if not path.is_dir():
+        if not os.path.isdir(path):
             yield path
             continue
-        inside, _ = datasets.image_files(path, "**/*")
-        if not inside:
+        inside = datasets.image_files(path, subfolders=True)
+        for error in inside.unreadable:
+            report(error.filename, error.strerror)
+        if not inside.images and not inside.unreadable:
             report(path, "holds no .png, .jpg or .jpeg file")
-        yield from inside
+        yield from inside.images
 
 
 def classify_files(

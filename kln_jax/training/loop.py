@@ -165,10 +165,11 @@ class TrainingLoop:
         """Restores or initialises the state, and compiles the steps."""
         restored = None
         init, arguments = self._compiled.init, (self._key, *self._compiled.channels)
-        if self._checkpoints:
-            like = jax.eval_shape(init, *arguments)
-            restored = self._checkpoints.restore(like)
-        state = restored.state if restored else init(*arguments)
+        with jax.enable_x64(False):  # Parameters are float32 in any process.
+            if self._checkpoints:
+                like = jax.eval_shape(init, *arguments)
+                restored = self._checkpoints.restore(like)
+            state = restored.state if restored else init(*arguments)
         if restored:
             logger.info("resuming after step %d", restored.step)
         state = parallel.from_main(jax.device_get(state))

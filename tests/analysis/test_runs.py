@@ -82,7 +82,7 @@ def test_checkpoints_are_kept_of_the_first_seed(out):
 
 def test_what_is_finished_or_diverged_is_not_made_again(out, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    monkeypatch.setattr(loop.Training, "run", None)  # It would fail.
+    monkeypatch.setattr(loop.TrainingLoop, "run", None)  # It would fail.
     suite = SUITE._replace(entries=(KLN, DIVERGES))
     lines = list(runs.make(suite, out, seeds=1, epochs=EPOCHS))
     assert "test error" in lines[0]
@@ -114,15 +114,15 @@ def test_an_interrupted_suite_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SUITES, "small", SUITE._replace(seeds=1))
     arguments = ["analysis", "run", "small", f"--out={tmp_path}", "--epochs=1"]
     monkeypatch.setattr("sys.argv", arguments)
-    advance, signals = loop.Progress.advance, [signal.SIGTERM]
+    make_steps, signals = loop.TrainingLoop._make_steps, [signal.SIGTERM]
 
     def interrupted(*given):
-        advance(*given)
+        make_steps(*given)
         if signals:  # A second one would end this process.
             signal.raise_signal(signals.pop())
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Progress, "advance", interrupted)
+        patch.setattr(loop.TrainingLoop, "_make_steps", interrupted)
         patch.setattr(loop, "_SECONDS_A_CALL", 1e-9)
         with pytest.raises(SystemExit) as stopped:
             command.main()

@@ -1,4 +1,5 @@
 import os
+import pathlib
 
 import numpy as np
 import PIL.Image
@@ -50,18 +51,6 @@ def test_folder_is_resized_and_split_by_class(root, image_size, channels):
     np.testing.assert_array_equal(np.bincount(held_out.eval_labels), [5, 5])
 
 
-@pytest.mark.parametrize("margin", [0, 2])
-@pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 1), (28, 28, 3)])
-def test_an_image_is_read_in_the_shape_of_the_network(tmp_path, shape, margin):
-    path = tmp_path / "image.png"
-    PIL.Image.new("RGB", (40, 40), (100, 100, 100)).save(path)
-    image = datasets.read_image(path, shape, margin=margin)
-    assert image.shape == shape
-    inside = image[margin : shape[0] - margin, margin : shape[1] - margin]
-    assert (inside == 100).all()
-    assert image.sum(dtype=int) == inside.sum(dtype=int)
-
-
 def test_a_class_without_an_image_to_train_is_named(root):
     _folder(root, classes=("ant",), n=40)
     _folder(root, classes=("bee",), n=1)
@@ -73,13 +62,63 @@ def test_a_class_without_an_image_to_train_is_named(root):
         datasets.load("own_images", data_dir=root, validation_fraction=0.4)
 
 
-def test_folders_own_test_part_is_used(root):
+@pytest.mark.parametrize("name", ["test", "Test", "TESTING", "val", "Validation"])
+def test_a_part_to_evaluate_on_may_have_any_usual_name(root, name, caplog):
     _folder(root)
-    _folder(root, classes=("bee",), part="test", n=3)
+    _folder(root, classes=("bee",), part=name, n=3)
     data = datasets.load("own_images", data_dir=root, image_size=32)
     assert len(data.train_labels) == 20
     np.testing.assert_array_equal(data.eval_labels, [1, 1, 1])
     assert datasets.shared_images(data.train_images, data.eval_images) == 3
+    is_test = name.lower().startswith("test")
+    said = f"{root}: its 3 validation images are taken to test"
+    assert caplog.text == "" if is_test else said in caplog.text
+
+
+def test_a_validation_part_that_is_given_is_evaluated_on_request(root, caplog):
+    _folder(root, part="Training")
+    _folder(root, part="val", n=3)
+    _folder(root, part="test", n=2)
+    data = datasets.load("own_images", data_dir=root)
+    assert (len(data.eval_labels), data.evaluate_on) == (4, "test")
+    assert "its 6 validation images are not used, for evaluate_on is" in caplog.text
+    caplog.clear()
+    data = datasets.load("own_images", data_dir=root, evaluate_on="validation")
+    assert (len(data.eval_labels), data.evaluate_on) == (6, "validation")
+    assert (len(data.train_labels), caplog.text) == (20, "")
+    with pytest.raises(ValueError, match=r"set validation_fraction to 0, not 0\.1"):
+        datasets.load("own_images", data_dir=root, validation_fraction=0.1)
+
+
+def test_a_validation_part_that_is_not_given_is_asked_for(root):
+    _folder(root)
+    with pytest.raises(ValueError, match=r"is 0; .* or give a validation part"):
+        datasets.load("own_images", data_dir=root, evaluate_on="validation")
+
+
+def test_what_is_not_used_is_named_and_what_is_held_out_instead(root, caplog):
+    _folder(root, part="train")
+    for name in ("extra/a.png", "train/loose.png", "train/ant/more/b.png", "a.txt"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).touch()
+    (root / "train" / "ant" / "notes.txt").touch()
+    data = datasets.load("own_images", data_dir=root)
+    assert len(data.train_labels) == 16
+    unused = "a.txt, extra, train/loose.png, train/ant/more, train/ant/notes.txt"
+    assert f"{root}: not used: {unused}\n" in caplog.text
+    assert "4 of its 20 training images are held out instead" in caplog.text
+    for i in range(10):
+        (root / f"b{i}").touch()
+    datasets.load("own_images", data_dir=root)
+    assert "b7, b8 and 5 more\n" in caplog.text
+
+
+def test_two_folders_of_one_part_are_refused(root):
+    _folder(root)
+    _folder(root, part="val", n=1)
+    _folder(root, part="validation", n=1)
+    with pytest.raises(ValueError, match="of validation images, val and validation;"):
+        datasets.load("own_images", data_dir=root)
 
 
 @pytest.mark.parametrize(
@@ -92,52 +131,43 @@ def test_a_class_whose_name_cannot_be_shown_is_refused(name, shown, root):
         datasets.load("own_images", data_dir=root)
 
 
-def test_all_unusable_files_are_listed_by_name(root, caplog):
+def test_all_unusable_files_are_listed_by_name(root, monkeypatch):
     _folder(root)
     train = root / "train"
     content = (train / "ant" / "01.png").read_bytes()
     (train / "ant" / "broken.png").write_bytes(content[: len(content) // 2])
     (train / "ant" / "text.jpg").write_text("no image")
     (train / "ant" / ".hidden.png").write_text("not looked at")
-    (train / "ant" / "notes.txt").write_text("ignored with a warning")
-    (train / "ant" / "folder.png").mkdir()
     (train / "wasp").mkdir()
+    iterdir = pathlib.Path.iterdir
+
+    def refuse(folder):  # As for chmod 000, which does not stop root.
+        if folder == root / "test" / "ant":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return iterdir(folder)
+
+    monkeypatch.setattr(pathlib.Path, "iterdir", refuse)
     _save(train / "bee" / "wide.png", np.zeros((28, 56), np.uint8))
     _save(train / "bee" / "deep.png", np.zeros((28, 28), np.uint16))
     _save(train / "bee" / "glass.png", np.zeros((28, 28, 4), np.uint8))
-    _folder(root, classes=("fly",), part="test", n=1)
+    _folder(root, classes=("ant", "fly"), part="test", n=1)
     with pytest.raises(datasets.DatasetError) as caught:
         datasets.load("own_images", data_dir=root)
     first, *lines = str(caught.value).splitlines()
-    assert first.startswith("7 files or folders")
+    assert first.startswith("8 files or folders")
     for name, reason in (
         ("train/ant/broken.png", "truncated"),
         ("train/ant/text.jpg", "cannot identify"),
         ("train/wasp", "no .png"),
         ("train/bee/wide.png", "not square (56x28"),
-        ("train/bee/deep.png", "mode I;16"),
+        ("train/bee/deep.png", "16 bits"),
         ("train/bee/glass.png", "transparent"),
+        ("test/ant", "Permission denied"),
         ("test/fly", "no class of this name"),
     ):
         (line,) = [line for line in lines if f"{root / name}: " in line]
         assert reason in line
-    assert len(lines) == 7
-    assert "ignored 2 files or folders" in caplog.text
-
-
-@pytest.mark.parametrize(("pattern", "deeper"), [("*", []), ("**/*", ["more/6.jpeg"])])
-def test_image_files_are_neither_hidden_nor_folders(tmp_path, pattern, deeper):
-    root = tmp_path / ".data"  # What is asked for may be hidden.
-    for folder in (".hidden", "folder.png", "more/.hidden"):
-        (root / folder).mkdir(parents=True)
-    visible = "1.PNG", "4.jpg", "more/6.jpeg", "notes.txt"
-    for name in (*visible, ".2.png", ".hidden/3.png", "more/.hidden/7.png"):
-        (root / name).touch()
-    (root / "5.png").symlink_to("absent")
-    images, others = datasets.image_files(root, pattern)
-    names = [str(path.relative_to(root)) for path in images]
-    assert names == ["1.PNG", "4.jpg", "5.png", *deeper]
-    assert [path.name for path in others] == ["folder.png", "more", "notes.txt"]
+    assert len(lines) == 8
 
 
 @pytest.mark.parametrize(
@@ -195,6 +225,36 @@ def test_npz_with_its_own_test_part(root):
         assert rows[image.tobytes()] == label
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        "images labels test_images test_labels class_names",
+        "train_images train_labels val_images val_labels classes",
+        "images_train labels_train images_test labels_test names",
+        "x_train y_train X_test y_test label_names",
+        "Image Label valid_image valid_label Classes",
+    ],
+)
+def test_arrays_may_have_any_usual_name(root, names):
+    train, test = _arrays(), _arrays(8, seed=1)
+    arrays = *train.values(), *test.values(), ["n", "e", "s", "w"]
+    np.savez(root / "own.npz", **dict(zip(names.split(), arrays, strict=True)))
+    data = datasets.load("own_images", data_dir=root / "own.npz")
+    assert len(data.train_labels) == 20
+    assert data.class_names == ("n", "e", "s", "w")
+    np.testing.assert_array_equal(data.eval_images[..., 0], test["images"])
+    np.testing.assert_array_equal(data.eval_labels, test["labels"])
+
+
+def test_arrays_that_are_not_used_are_named_and_not_read(root, caplog):
+    unused = {"extra_images": np.zeros(3), "meta": np.array([None])}
+    np.savez(root / "own.npz", **_arrays(), **unused)
+    data = datasets.load("own_images", data_dir=root / "own.npz")
+    assert len(data.train_labels) == 16
+    assert f"{root / 'own.npz'}: not used: extra_images, meta\n" in caplog.text
+    assert "4 of its 20 training images are held out instead" in caplog.text
+
+
 def test_npz_may_hold_names_as_bytes(root):
     names = ["nord", "öst", "süd", "väst"]
     encoded = np.array([name.encode() for name in names])
@@ -233,6 +293,15 @@ def test_npz_is_resized_and_split_by_class(root, shape):
             },
             r"C is 4, .*: \[7\]",
         ),
+        ({"train_images": np.zeros(3)}, "has images and train_images, which mean"),
+        (
+            {
+                "val_images": np.zeros((1, 28, 28), np.uint8),
+                "val_labels": np.array([4]),
+            },
+            r"C is 4, .*: \[4\]",
+        ),
+        ({"val_images": np.zeros((1, 28, 28))}, "no array 'validation_labels'; it has"),
         # All numbers up to it need not be made: it could be the largest there is.
         ({"labels": np.array([10**6, *range(19)])}, r"C is 20, .*: \[19, 1000000\]"),
         (

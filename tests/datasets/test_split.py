@@ -51,6 +51,12 @@ def test_labelled_split_refuses_what_is_not_there(num_labels, message):
         datasets.labelled_split(labels, num_labels, seed=0)
 
 
+def test_labelled_split_names_the_class_that_is_short():
+    labels = np.repeat([0, 1, 2], [10, 10, 5])
+    with pytest.raises(ValueError, match="needs 6 labels of class 'cat', which has 5"):
+        datasets.labelled_split(labels, 18, seed=0, class_names=["ant", "bee", "cat"])
+
+
 def test_shared_images_counts_equal_images_only():
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (20, 28, 28, 1), np.uint8)

@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -36,6 +37,12 @@ def test_small_images_get_a_black_margin_and_large_ones_stay(name, root):
     assert_equal(load_part(name, root, image_size=32), train, test)
 
 
+def test_a_closed_standard_error_is_no_matter(root, monkeypatch):
+    written = tfds_writer.write_random_set(root, "mnist", SIZES)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert_equal(load_part("mnist", root), written["train"], written["test"])
+
+
 def test_class_names_and_shards_are_those_of_the_set(root, monkeypatch):
     monkeypatch.setattr(_tfds, "_DECODE_CHUNK", 50)
     rng = np.random.default_rng(0)
@@ -67,6 +74,14 @@ def test_newest_prepared_version_is_read(root):
     data = load_part("mnist", root)
     assert data.version == "3.0.1"
     assert_equal(data, written["train"], written["test"])
+
+
+@pytest.mark.parametrize("below", ["mnist", "mnist/3.0.1"])
+@pytest.mark.parametrize("use", [datasets.load, datasets.prepare])
+def test_a_folder_of_the_set_itself_is_no_data_dir(use, below, root):
+    tfds_writer.write_random_set(root, "mnist", SIZES)
+    with pytest.raises(datasets.DatasetError, match=f"give the one .* in, {root}$"):
+        use("mnist", data_dir=root / below)
 
 
 def test_extra_images_are_used_when_asked(root):
@@ -125,8 +140,11 @@ def test_label_out_of_range_is_an_error(root):
 
 @pytest.mark.parametrize("damage", ["truncate", "empty", "remove", "zero"])
 def test_damaged_shard_is_named_with_what_to_do(root, damage):
-    tfds_writer.write_random_set(root, "mnist", SIZES)
-    (path,) = (root / "mnist").rglob("mnist-train*")
+    part = np.zeros((20, 28, 28, 1), np.uint8), np.arange(20) % 10
+    directory = tfds_writer.write_set(
+        root, "mnist", {"train": part, "test": part}, num_shards=3
+    )
+    path = directory / "mnist-train.array_record-00001-of-00003"
     content = path.read_bytes()
     if damage == "truncate":
         path.write_bytes(content[: len(content) // 2])
@@ -139,7 +157,8 @@ def test_damaged_shard_is_named_with_what_to_do(root, damage):
     with pytest.raises(datasets.DatasetError) as caught:
         load_part("mnist", root)
     message = str(caught.value)
-    assert f"mnist train in {path.parent} cannot be decoded" in message
+    assert message.startswith(f"mnist train in {directory} cannot be decoded (")
+    assert f"); {path.name} damaged: remove the folder" in message
     assert f"prepare mnist --data_dir={root}" in message
     assert "\n" not in message
 

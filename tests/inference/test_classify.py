@@ -43,7 +43,9 @@ def expected(small):
 def folder(small, tmp_path):
     """The first six images, in files of several kinds, and what is no image."""
     folder = tmp_path / "photos"
-    (folder / "more").mkdir(parents=True)
+    folder.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "more").symlink_to(tmp_path / "elsewhere")
     images = [PIL.Image.fromarray(image[..., 0]) for image in small.images[:6]]
     images[0].save(folder / "0.png")
     images[1].convert("RGB").save(folder / "1.PNG")
@@ -146,8 +148,17 @@ def test_paths_come_from_the_standard_input(
 
 
 def test_what_cannot_be_used_is_listed_and_the_rest_classified(
-    small, expected, folder, tmp_path, capsys
+    small, expected, folder, tmp_path, capsys, monkeypatch
 ):
+    iterdir = pathlib.Path.iterdir
+
+    def refuse(place):  # As for chmod 000, which does not stop root.
+        if place == folder / "closed":
+            raise PermissionError(13, "Permission denied", str(place))
+        return iterdir(place)
+
+    monkeypatch.setattr(pathlib.Path, "iterdir", refuse)
+    (folder / "closed").mkdir()
     (folder / "a.png").write_text("no image")
     PIL.Image.new("L", (28, 20)).save(folder / "b.png")
     (tmp_path / "empty").mkdir()
@@ -158,6 +169,7 @@ def test_what_cannot_be_used_is_listed_and_the_rest_classified(
     assert len(rows) == 7
     _assert_rows([rows[0], rows[-1]], expected, (0, 0), rel=1e-4)
     starts = [
+        (folder / "closed", "Permission denied"),
         (tmp_path / "empty", "holds no .png, .jpg or .jpeg file"),
         (folder / "a.png", "cannot identify image file"),
         (folder / "b.png", "is not square (28x20 pixels); crop or pad it"),

@@ -21,6 +21,11 @@ def small(tmp_path_factory):
         (["predict"], 2, "the following arguments are required: --workdir, IMAGE"),
         (["predict", "RUN"], 2, "the following arguments are required: IMAGE"),
         (["export", "RUN"], 2, "the following arguments are required: OUT"),
+        (
+            ["predict", "--workdir=~nobody.here/a", "b"],
+            2,
+            "argument --workdir: ~nobody.here/a: there is no such home directory; ",
+        ),
         (["predict", "--workdir=a", "b"], 1, "a holds no run: config.json is missing."),
         (["export", "RUN", "--platforms=cpu,gpu", "a"], 1, "platforms='cpu,gpu' must"),
         (["export", "RUN", "--platforms=", "a"], 1, "platforms='' must be some of "),
@@ -33,7 +38,8 @@ def test_an_error_is_one_line_and_leaves_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    run = f"--workdir={small.workdir}"
+    monkeypatch.setenv("HOME", str(small.workdir.parent))
+    run = f"--workdir=~/{small.workdir.name}"
     with pytest.raises(SystemExit) as caught:
         main([run if argument == "RUN" else argument for argument in arguments])
     assert caught.value.code == status
