@@ -117,7 +117,8 @@ class TrainingLoop:
           Interrupted: If a signal came; the state is saved.
         """
         begun = time.perf_counter()
-        with contextlib.ExitStack() as stack:
+        # Parameters and steps are float32, whatever this process uses elsewhere.
+        with jax.enable_x64(False), contextlib.ExitStack() as stack:
             if directory:
                 self._checkpoints = stack.enter_context(
                     Checkpoints(
@@ -165,11 +166,9 @@ class TrainingLoop:
         """Restores or initialises the state, and compiles the steps."""
         restored = None
         init, arguments = self._compiled.init, (self._key, *self._compiled.channels)
-        with jax.enable_x64(False):  # Parameters are float32 in any process.
-            if self._checkpoints:
-                like = jax.eval_shape(init, *arguments)
-                restored = self._checkpoints.restore(like)
-            state = restored.state if restored else init(*arguments)
+        if self._checkpoints:
+            restored = self._checkpoints.restore(jax.eval_shape(init, *arguments))
+        state = restored.state if restored else init(*arguments)
         if restored:
             logger.info("resuming after step %d", restored.step)
         state = parallel.from_main(jax.device_get(state))
