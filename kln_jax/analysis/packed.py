@@ -335,7 +335,7 @@ def _row(
         "full_epochs": record.full_epochs,
         "methods": methods,
         "configuration": name,
-        "keys": {k: v for k, v in config.items() if v != known[name][k]},
+        "keys": {k: v for k, v in sorted(config.items()) if v != known[name][k]},
         "changed": record.changed,
         "data": _name_of(record.about, shared["data"], f"{record.config_name}-"),
     }
