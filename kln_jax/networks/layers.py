@@ -35,12 +35,16 @@ class _Convolution(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Maps images ``(n, h, w, c_in)`` to images ``(n, h', w', features)``."""
         shape = (*self.kernel_size, x.shape[-1], self.features)
-        kernel = self.param("kernel", nn.linear.default_kernel_init, shape)
+        # float32 also where the process has enabled float64.
+        initialise = nn.linear.default_kernel_init
+        kernel = self.param("kernel", initialise, shape, jnp.float32)
         x, kernel = promote_dtype(x, kernel, dtype=self.dtype)
         y = self.function(x, kernel, strides=self.strides, padding=self.padding)
         if not self.use_bias:
             return y
-        bias = self.param("bias", nn.initializers.zeros_init(), (self.features,))
+        bias = self.param(
+            "bias", nn.initializers.zeros_init(), (self.features,), jnp.float32
+        )
         # In float32 at least: the gradient of the bias is a long sum, and XLA:CPU adds
         # bfloat16 numbers up in bfloat16, where the sum soon stops growing.
         wide = convolutions._wider(y.dtype, bias.dtype)

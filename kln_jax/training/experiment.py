@@ -246,7 +246,9 @@ def _labelled_rows(
             return stored
     if not config.num_labels:
         return np.arange(count, dtype=np.int32)
-    return datasets.labelled_split(labels, count, seed=config.split_seed)
+    return datasets.labelled_split(
+        labels, count, seed=config.split_seed, class_names=data.class_names
+    )
 
 
 def _fit_embedding(
