@@ -37,20 +37,24 @@ def make_fresh(name: str) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def held(directory: pathlib.Path) -> Iterator[None]:
+def held(directory: pathlib.Path, *, is_fresh: bool = False) -> Iterator[None]:
     """Keeps a working directory from other processes, where the file system can.
 
-    The directory is made if it is absent, and removed again if nothing was written.
+    The directory is made if it is absent. One that was made for this run is removed
+    again if nothing was written.
 
     Args:
       directory: The working directory.
+      is_fresh: Whether it is of `make_fresh`.
 
     Raises:
       ValueError: If it is a file, or another process holds it.
     """
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"--workdir={directory} is a file. Choose a directory.")
-    is_new = not directory.exists()
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    if is_fresh:
+        made = [directory, directory.parent]
     directory.mkdir(parents=True, exist_ok=True)
     lock = directory / _LOCK
     with lock.open("a") as file:
@@ -68,9 +72,11 @@ def held(directory: pathlib.Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if is_new and os.listdir(directory) == [_LOCK]:
+            if made and os.listdir(directory) == [_LOCK]:
                 lock.unlink()
-                directory.rmdir()
+                with contextlib.suppress(OSError):  # Another run may lie beside it.
+                    for path in made:
+                        path.rmdir()
 
 
 def check_config(

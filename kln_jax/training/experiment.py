@@ -76,7 +76,7 @@ def train_and_evaluate(
                 else working_directory.make_fresh(f"{config.dataset}-{config.variant}")
             )
             # Before anything in it is read, so that what is checked stays so.
-            stack.enter_context(working_directory.held(directory))
+            stack.enter_context(working_directory.held(directory, is_fresh=not workdir))
             logger.info("working directory: %s", directory)
         with interruption.may_leave(lambda: NOTHING_NEW):
             result, is_finished, moved = None, False, False
