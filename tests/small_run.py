@@ -34,6 +34,14 @@ def config_of_digits(variant="supervised", **changes):
     return config
 
 
+def restored(workdir, config):
+    """What the newest checkpoint of a run on digits holds."""
+    made = compiled.compile_functions(config, datasets.load("digits"))
+    like = jax.eval_shape(made.init, jax.random.key(0))
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        return checkpoints.restore(like)
+
+
 def finished(tmp_path_factory):
     """Writes the working directory of random weights, once for all tests."""
     return _finished(tmp_path_factory.getbasetemp() / "small-run")
@@ -54,7 +62,7 @@ def _finished(directory):
         "own_images", "", images, labels, images, labels, CLASS_NAMES
     )
     model = compiled.make_model(config, data)
-    state = compiled.make_program(config, data).init(jax.random.key(0))
+    state = compiled.compile_functions(config, data).init(jax.random.key(0))
     state = jax.tree.map(np.array, state)
     for leaf in jax.tree.leaves(state.batch_stats):
         leaf += rng.uniform(0, 0.3, leaf.shape).astype(np.float32)
@@ -75,6 +83,6 @@ def _finished(directory):
 
 
 def predict(run):
-    """What `steps.predict` says of the images."""
+    """What the network says of the images."""
     unit = run.images.astype(np.float32) / 255
-    return jax.jit(functools.partial(steps.predict, run.model))(run.state, unit)
+    return jax.jit(functools.partial(steps.apply_trained, run.model))(run.state, unit)
