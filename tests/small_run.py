@@ -24,19 +24,45 @@ class SmallRun(NamedTuple):
     images: np.ndarray  # (n, 28, 28, 1), uint8; each class is predicted for some.
 
 
-def config_of_digits(variant="supervised", **changes):
-    """A network of a twentieth of the width, trained for two epochs."""
-    config = digits.get_config(variant)
-    # 40 divides over the eight devices, and makes 35 steps an epoch.
-    config.update(width=0.05, latent_dim=8, batch_size=40, num_epochs=2)
-    config.update(lr_milestones=())
+def changed(config, **changes):
+    """A configuration with other values."""
+    config = config.copy_and_resolve_references()
     config.update(changes)
     return config
 
 
+def config_of_digits(variant="supervised", **changes):
+    """A network of a twentieth of the width, trained for two epochs."""
+    # 40 divides over the eight devices, and makes 35 steps an epoch.
+    small = dict(width=0.05, latent_dim=8, batch_size=40, num_epochs=2)
+    small |= dict(lr_milestones=())
+    return changed(digits.get_config(variant), **small | changes)
+
+
+def as_json(config):
+    """What config.json says of a configuration."""
+    return json.loads(config.to_json())
+
+
+# Keys of which the compiled functions do not depend.
+_OF_NO_FUNCTION = ("num_epochs", "seed", "split_seed", "variant", "data_dir")
+_OF_NO_FUNCTION += ("checkpoint_every", "checkpoint_every_steps", "num_labels")
+_compiled = {}
+
+
+def compile_once(config, data):
+    """The functions of equal runs, which are then traced and compiled once."""
+    values = as_json(config)
+    key = json.dumps([values[name] for name in values if name not in _OF_NO_FUNCTION])
+    key += f"{data.version} {data.train_images.shape} {data.eval_images.shape}"
+    if key not in _compiled:
+        _compiled[key] = compiled.compile_functions(config, data)
+    return _compiled[key]
+
+
 def restored(workdir, config):
     """What the newest checkpoint of a run on digits holds."""
-    made = compiled.compile_functions(config, datasets.load("digits"))
+    made = compile_once(config, datasets.load("digits"))
     like = jax.eval_shape(made.init, jax.random.key(0))
     with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
         return checkpoints.restore(like)
@@ -54,9 +80,13 @@ def _finished(directory):
     # Squares of 14 pixels, which change little in size and in a JPEG.
     levels = rng.integers(0, 256, (60, 2, 2, 1)).astype(np.uint8)
     images = levels.repeat(14, axis=1).repeat(14, axis=2)
-    config = own_images.get_config()
-    config.update(data_dir=str(directory / "data.npz"), width=0.05, latent_dim=4)
-    config.update(normalise=True)
+    config = changed(
+        own_images.get_config(),
+        data_dir=str(directory / "data.npz"),
+        width=0.05,
+        latent_dim=4,
+        normalise=True,
+    )
     labels = np.arange(60) % 3
     data = datasets.Dataset(
         "own_images", "", images, labels, images, labels, CLASS_NAMES
@@ -74,7 +104,7 @@ def _finished(directory):
 
     workdir = directory / "workdir"
     workdir.mkdir()
-    (workdir / "config.json").write_text(config.to_json())
+    (workdir / "config.json").write_text(json.dumps(as_json(config)))
     about = {"class_names": CLASS_NAMES, "image_shape": images.shape[1:]}
     (workdir / "data.json").write_text(json.dumps(about))
     with Checkpoints(workdir / "checkpoints") as checkpoints:
