@@ -12,7 +12,8 @@ from configs import digits, own_images
 from kln_jax import datasets
 from kln_jax.networks import models
 from kln_jax.storage.checkpoints import Checkpoints
-from kln_jax.training import compiled, steps
+from kln_jax.training import compiled, parts, steps
+from kln_jax.training.configuration import Config
 
 CLASS_NAMES = ("cat", "dog", "long-tailed owl")
 
@@ -26,12 +27,19 @@ class SmallRun(NamedTuple):
 
 def config_of_digits(variant="supervised", **changes):
     """A network of a twentieth of the width, trained for two epochs."""
-    config = digits.get_config(variant)
     # 40 divides over the eight devices, and makes 35 steps an epoch.
-    config.update(width=0.05, latent_dim=8, batch_size=40, num_epochs=2)
-    config.update(lr_milestones=())
-    config.update(changes)
-    return config
+    small = dict(width=0.05, latent_dim=8, batch_size=40, num_epochs=2)
+    small |= dict(lr_milestones=())
+    config = Config.from_mapping(digits.get_config(variant))
+    return config.replace(**small | changes)
+
+
+def restored(workdir, config):
+    """What the newest checkpoint of a run on digits holds."""
+    made = compiled.compile_functions(config, datasets.load("digits"))
+    like = jax.eval_shape(made.init, jax.random.key(0), *made.channels)
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        return checkpoints.restore(like)
 
 
 def finished(tmp_path_factory):
@@ -46,15 +54,19 @@ def _finished(directory):
     # Squares of 14 pixels, which change little in size and in a JPEG.
     levels = rng.integers(0, 256, (60, 2, 2, 1)).astype(np.uint8)
     images = levels.repeat(14, axis=1).repeat(14, axis=2)
-    config = own_images.get_config()
-    config.update(data_dir=str(directory / "data.npz"), width=0.05, latent_dim=4)
-    config.update(normalise=True)
+    config = Config.from_mapping(own_images.get_config()).replace(
+        data_dir=str(directory / "data.npz"),
+        width=0.05,
+        latent_dim=4,
+        normalise=True,
+    )
     labels = np.arange(60) % 3
     data = datasets.Dataset(
         "own_images", "", images, labels, images, labels, CLASS_NAMES
     )
-    model = compiled.make_model(config, data)
-    state = compiled.make_program(config, data).init(jax.random.key(0))
+    model = parts.model(config, image_shape=images.shape[1:], num_classes=3)
+    made = compiled.compile_functions(config, data)
+    state = made.init(jax.random.key(0), *made.channels)
     state = jax.tree.map(np.array, state)
     for leaf in jax.tree.leaves(state.batch_stats):
         leaf += rng.uniform(0, 0.3, leaf.shape).astype(np.float32)
@@ -66,7 +78,7 @@ def _finished(directory):
 
     workdir = directory / "workdir"
     workdir.mkdir()
-    (workdir / "config.json").write_text(config.to_json())
+    (workdir / "config.json").write_text(json.dumps(config.to_dict()))
     about = {"class_names": CLASS_NAMES, "image_shape": images.shape[1:]}
     (workdir / "data.json").write_text(json.dumps(about))
     with Checkpoints(workdir / "checkpoints") as checkpoints:
@@ -75,6 +87,6 @@ def _finished(directory):
 
 
 def predict(run):
-    """What `steps.predict` says of the images."""
+    """What the network says of the images."""
     unit = run.images.astype(np.float32) / 255
-    return jax.jit(functools.partial(steps.predict, run.model))(run.state, unit)
+    return jax.jit(functools.partial(steps.apply_trained, run.model))(run.state, unit)

@@ -16,26 +16,6 @@ from kln_jax.storage import whole_files
 Scalars = dict[str, float]
 
 
-def first_unhealthy(values: Mapping[str, float], *, bound: float) -> str:
-    """Names the first of some metrics of a step that is not finite or too large.
-
-    Args:
-      values: Metrics by name, the terms before what is computed from them.
-      bound: What none of them may exceed.
-
-    Returns:
-      Its name, or that of the last one if none is.
-
-    Examples:
-      >>> first_unhealthy({"cmmd": 1.0, "confidence": np.nan, "loss": np.nan}, bound=9)
-      'confidence'
-    """
-    return next(
-        (name for name, value in values.items() if not abs(value) <= bound),
-        list(values)[-1],
-    )
-
-
 def epoch_means(metrics: Mapping[str, np.ndarray]) -> Scalars:
     """Means over the steps of an epoch; ``*_sum`` is divided by ``*_count``.
 

@@ -16,7 +16,8 @@ from kln_jax.inference import classify, trained_network
 from kln_jax.inference.__main__ import main
 from kln_jax.storage import working_directory
 from kln_jax.storage.checkpoints import Checkpoints
-from kln_jax.training import compiled
+from kln_jax.training import compiled, experiment, parts
+from kln_jax.training.configuration import Config
 from tests import small_run
 
 ERROR = "python -m kln_jax.inference predict: error: "
@@ -112,13 +113,16 @@ def test_the_table_is_aligned(small, expected, folder, capsys):
 
 
 def test_an_image_gets_the_margin_of_the_data_set(tmp_path, capsys):
-    config = mnist.get_config()
-    config.update(network="conv_large", image_size=32, width=0.01, latent_dim=2)
+    config = Config.from_mapping(mnist.get_config()).replace(
+        network="conv_large", image_size=32, width=0.01, latent_dim=2
+    )
     some = np.zeros((100, 32, 32, 1), np.uint8), np.arange(100) % 2
     data = datasets.Dataset("mnist", "", *some, *some, ("0", "1"))
-    model = compiled.make_model(config, data)
-    state = compiled.make_program(config, data).init(jax.random.key(0))
-    working_directory.prepare(tmp_path, config, data, np.arange(100))
+    model = parts.model(config, image_shape=(32, 32, 1), num_classes=2)
+    made = compiled.compile_functions(config, data)
+    state = made.init(jax.random.key(0), *made.channels)
+    about = experiment.about(data)
+    working_directory.prepare(tmp_path, config.to_dict(), about, np.arange(100))
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, state)
     image = np.random.default_rng(0).integers(0, 256, (28, 28), np.uint8)

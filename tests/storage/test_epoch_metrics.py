@@ -1,5 +1,4 @@
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -7,30 +6,14 @@ import pytest
 from kln_jax.storage import epoch_metrics, whole_files
 
 
-def test_first_unhealthy_names_the_term_before_the_sum():
-    nan = float("nan")
-    values = {"cmmd": 1.0, "reconstruction": nan, "loss": nan}
-    assert epoch_metrics.first_unhealthy(values, bound=10.0) == "reconstruction"
-    assert (
-        epoch_metrics.first_unhealthy({**values, "cmmd": -11.0}, bound=10.0) == "cmmd"
-    )
-    assert epoch_metrics.first_unhealthy(dict(cmmd=1.0, loss=2.0), bound=10.0) == "loss"
-
-
-def test_epoch_means_leave_out_what_no_step_gave():
-    none = np.zeros(0)
-    assert (
-        epoch_metrics.epoch_means({"loss": none, "k_sum": none, "k_count": none}) == {}
-    )
-
-
-def test_epoch_means_divide_sums_by_counts():
+def test_epoch_means_divide_sums_by_counts_and_leave_out_what_no_step_gave():
     stacked = {
         "loss": np.array([1.0, 3.0]),
         "k_sum": np.array([1.0, 5.0]),
         "k_count": np.array([1, 3]),
         "none_sum": np.zeros(2),
         "none_count": np.zeros(2, int),
+        "no_steps": np.zeros(0),
     }
     assert epoch_metrics.epoch_means(stacked) == {"loss": 2.0, "k": 1.5}
 
@@ -77,19 +60,3 @@ def test_of_lines_that_two_processes_wrote_the_last_of_an_epoch_counts(tmp_path)
     with epoch_metrics.MetricWriter(tmp_path, last_epoch=3) as writer:
         assert writer.last == lines[4]
     assert epoch_metrics.read_metrics(tmp_path) == kept[:3]
-
-
-@pytest.mark.parametrize("part", ["test", "validation"])
-def test_an_epoch_is_a_line_where_there_is_no_terminal(part, caplog):
-    logger = logging.getLogger("kln_jax.test")
-    scalars = _epoch(2)
-    scalars[f"{part}_error_percent"] = scalars.pop("test_error_percent")
-    with (
-        caplog.at_level(logging.INFO),
-        epoch_metrics.progress_bar(6, done=1) as bar,
-    ):
-        epoch_metrics.show(bar, [scalars], logger)
-    assert caplog.messages == [
-        "epoch 2/6: loss 1, cmmd 2, reconstruction 3, confidence 4, "
-        f"{part} error 5.00 %, 40 s left"
-    ]

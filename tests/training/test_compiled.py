@@ -5,8 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from kln_jax import datasets, gaussian_mixture
-from kln_jax.training import compiled, configuration, objectives, steps
+from kln_jax import datasets, gaussian_mixture, linear
+from kln_jax.training import compiled, fixed_embeddings, objectives, steps
 from tests.small_run import config_of_digits
 
 
@@ -22,70 +22,82 @@ def _black(count):
         (dict(batch_size=20, num_labels=20), ""),
         (dict(num_labels=20), "batch_size=40 is more than the 20 labelled images: a "),
         (dict(batch_size=61), "batch_size=61 is more than the 60 training images: a b"),
-        (dict(lr_milestones=(1,)), ""),
-        (dict(lr_milestones=(1, 2, 3)), "lr_milestones=(1, 2, 3): [2, 3] come after"),
     ],
 )
-def test_what_does_other_than_it_seems_is_said(changes, warning, caplog):
-    compiled.make_program(config_of_digits(**changes), _black(60))
+def test_a_batch_that_has_images_twice_is_said(changes, warning, caplog):
+    compiled.compile_functions(config_of_digits(**changes), _black(60))
     messages = [record.getMessage() for record in caplog.records]
     assert [m[: len(warning)] for m in messages] == [warning] * bool(warning)
 
 
-def test_the_step_has_the_settings_of_the_configuration(monkeypatch):
-    given, of_step, of_rows = [], {}, {}
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(crop_padding=28), "crop_padding=28 must be below 28, the side of the im"),
+        (dict(kernel_on="pca", latent_dim=785), "latent_dim=785 must be at most 784"),
+    ],
+)
+def test_what_the_images_cannot_give_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        compiled.compile_functions(config_of_digits(**changes), _black(60))
 
-    def make_train_step(*arguments, **options):
-        given.extend(arguments)
-        of_step.update(options)
 
-    monkeypatch.setattr(steps, "make_train_step", make_train_step)
-    monkeypatch.setattr(steps, "make_epoch_rows", lambda **made: of_rows.update(made))
+def test_the_method_has_the_settings_of_the_configuration():
     weights = dict(ridge=0.5, reconstruction_weight=0.7, confidence_weight=0.6)
     config = config_of_digits(
         **weights,
         pairing="shared",
         bandwidths=(3.0,),
-        label_kernel="gaussian",
-        label_bandwidths=(2.0,),
+        kernel_on="pixels",
         reconstruction_reduction="mean",
         crop_padding=2,
         flip=True,
-        divergence_bound=9.0,
-        on_nonfinite="skip",
-        max_skipped_steps=4,
     )
-    compiled.make_program(config, _black(80))
+    method = compiled.make_method(config, (80, 28, 28, 1), 10)
     kernel = gaussian_mixture((3.0,))
     expected = dict(
         kernel=kernel,
+        ridge=0.5,
+        embed=fixed_embeddings.pixels,
+        batch_size=40,
+        steps_per_epoch=2,
         shared_batch=True,
         crop_padding=2,
         flip=True,
-        bound=9.0,
-        max_skipped=4,
-        diagnose_every=2,
+        bound=1e6,
     )
-    assert {name: of_step[name] for name in expected} == expected
-    assert of_rows == dict(batch_size=40, steps_per_epoch=2, shared_batch=True)
-    _, _, objective, error = given
-    label_kernel = gaussian_mixture((2.0,))
-    assert objective.func is objectives.kln_objective
-    assert objective.keywords == dict(
-        kernel=kernel, label_kernel=label_kernel, **weights
+    assert {name: getattr(method, name) for name in expected} == expected
+    assert method.model.axis_name == steps.AXIS
+    assert method.objective.func is objectives.kln_objective
+    assert method.objective.keywords == dict(
+        kernel=kernel, label_kernel=linear, **weights
     )
-    assert error.keywords == dict(reduction="mean")
+    assert method.reconstruction_error.keywords == dict(reduction="mean")
+    # An epoch has at least one step.
+    assert compiled.make_method(config, (30, 28, 28, 1), 10).steps_per_epoch == 1
+
+
+def test_images_are_normalised_by_all_training_images():
+    data = datasets.load("digits")
+    config = config_of_digits(normalise=True, network="mlp")
+    made = compiled.compile_functions(config, data)
+    state = made.init(jax.random.key(0), *made.channels)
+    unit = data.train_images / 255
+    np.testing.assert_allclose(state.mean, [unit.mean()], rtol=1e-5)
+    np.testing.assert_allclose(state.std, [unit.std()], rtol=1e-5)
 
 
 def test_initial_values_do_not_depend_on_how_they_are_compiled():
     config = config_of_digits()
     data = datasets.load(config.dataset)
-    made = compiled.make_program(config, data)
+    made = compiled.compile_functions(config, data)
+
+    method = compiled.make_method(config, data.train_images.shape, 10)
 
     def init(key):
         return steps.init_state(
-            compiled.make_model(config, data),
-            configuration.optimizer(config, steps_per_epoch=made.steps_per_epoch),
+            method.model,
+            method.optimizer,
             key,
             mean=np.zeros(1),
             std=np.ones(1),
@@ -93,4 +105,6 @@ def test_initial_values_do_not_depend_on_how_they_are_compiled():
         )
 
     key = jax.random.key(3)
-    chex.assert_trees_all_close(made.init(key), jax.jit(init)(key), rtol=1e-6)
+    chex.assert_trees_all_close(
+        made.init(key, *made.channels), jax.jit(init)(key), rtol=1e-6
+    )

@@ -1,7 +1,6 @@
 """Runs, on the embedded digits and a network of a twentieth of the width."""
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -16,25 +15,79 @@ import jax
 import numpy as np
 import pytest
 
+from configs import own_images
 from kln_jax import datasets
-from kln_jax.storage import epoch_metrics, whole_files
+from kln_jax.storage import epoch_metrics, whole_files, working_directory
 from kln_jax.storage.checkpoints import Checkpoints
 from kln_jax.training import (
     compiled,
-    configuration,
     experiment,
     fixed_embeddings,
     loop,
+    parts,
     steps,
 )
+from kln_jax.training.configuration import Config
 from kln_jax.training.interruption import Interrupted, Interruption
-from tests.small_run import config_of_digits as _config
+from tests.small_run import config_of_digits, restored
+
+
+def _config(variant="supervised", **changes):
+    return config_of_digits(variant, **{"network": "mlp", **changes})
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("finished")
-    return workdir, experiment.train_and_evaluate(_config(), str(workdir))
+    return workdir, experiment.train_and_evaluate(_config(), workdir)
+
+
+class Stop(Interruption):
+    """Leaves nothing by itself, and knows from where it may."""
+
+    def __init__(self):
+        super().__init__()
+        self.leave = None
+
+    @contextlib.contextmanager
+    def may_leave(self, function):
+        self.leave = function
+        yield
+        self.leave = None
+
+
+@contextlib.contextmanager
+def _after(name, function):
+    """Calls a function when a method of the progress report is done."""
+    method = getattr(loop.ProgressReport, name)
+
+    def wrapped(*arguments):
+        method(*arguments)
+        function()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.ProgressReport, name, wrapped)
+        yield patch
+
+
+def _interrupt():
+    raise KeyboardInterrupt
+
+
+def _saved(workdir):
+    return [path.name for path in (workdir / "checkpoints").iterdir()]
+
+
+def _assert_same_run(workdir, result, expected_workdir, expected_result, config):
+    """Asserts the same result, metrics and parameters, but for the time it took."""
+    assert {**result, "wall_seconds": 0} == {**expected_result, "wall_seconds": 0}
+    lines, expected = (
+        [{**line, "wall_seconds": 0} for line in epoch_metrics.read_metrics(directory)]
+        for directory in (workdir, expected_workdir)
+    )
+    assert lines == expected
+    states = [restored(path, config).state for path in (workdir, expected_workdir)]
+    chex.assert_trees_all_equal(*states)
 
 
 def test_a_run_leaves_its_config_metrics_and_result(finished):
@@ -58,12 +111,12 @@ def test_a_run_leaves_its_config_metrics_and_result(finished):
     )
     assert result["test_error_percent"] < 60
     config = json.loads((workdir / "config.json").read_text())
-    assert config == json.loads(_config().to_json())
+    assert config == _config().to_dict()
     about = json.loads((workdir / "data.json").read_text())
     assert about == {
         "class_names": list("0123456789"),
         "image_shape": [28, 28, 1],
-        "version": experiment.load_run(workdir).data.version,
+        "version": datasets.load("digits").version,
         "partial": False,
         "num_train_images": 1437,
         "num_eval_images": 360,
@@ -85,6 +138,12 @@ def test_a_run_leaves_its_config_metrics_and_result(finished):
         "median_squared_distance",
         "test_error_percent",
     }
+    assert "healthy" not in lines[-1]
+    # Diagnostics are of the last step of an epoch.
+    history = restored(workdir, _config()).history
+    for name in "kernel_same", "kernel_different":
+        mean = history[f"{name}_sum"][-1] / history[f"{name}_count"][-1]
+        assert lines[-1][name] == pytest.approx(mean)
     # The ridge, and a unit diagonal with it, in float32.
     assert 0.0999 < lines[-1]["pivot_smallest"] < lines[-1]["pivot_largest"] < 1.1001
     assert lines[-1]["test_error_percent"] == result["test_error_percent"]
@@ -93,12 +152,20 @@ def test_a_run_leaves_its_config_metrics_and_result(finished):
     assert any((workdir / "tensorboard").iterdir())
 
 
-def test_a_finished_run_says_so(finished, capsys):
+def test_a_finished_run_says_so(finished, caplog):
     workdir, result = finished
-    before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
-    assert experiment.train_and_evaluate(_config(), str(workdir)) == result
-    assert "finished" in capsys.readouterr().out
-    assert before == {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in workdir.rglob("[!.]*")}
+    with caplog.at_level(logging.INFO):
+        assert experiment.train_and_evaluate(_config(), workdir) == result
+    said = f"this run is finished; nothing is left to do. {experiment.summary(result)}"
+    assert said in caplog.messages
+    assert before == {path: path.stat().st_mtime_ns for path in workdir.rglob("[!.]*")}
+
+
+def test_a_summary_counts_the_errors_of_the_part_that_was_evaluated():
+    result = dict(validation_error_percent=12.5, num_validation_images=287)
+    said = experiment.summary(result | dict(epochs=3, wall_seconds=9.6))
+    assert said == "Validation error 12.50 % (36 of 287 images) after 3 epochs, 10 s."
 
 
 @pytest.mark.parametrize(
@@ -117,86 +184,61 @@ def test_a_result_that_is_none_is_named(changes, why, finished, tmp_path):
     with pytest.raises(
         whole_files.DamagedError, match=rf"result\.json is damaged: {why}"
     ):
-        experiment.train_and_evaluate(_config(), str(tmp_path))
+        experiment.train_and_evaluate(_config(), tmp_path)
 
 
-def test_an_interrupted_run_goes_on_to_the_same_end(
-    finished, tmp_path, monkeypatch, caplog
-):
+def test_an_interrupted_run_goes_on_to_the_same_end(finished, tmp_path, caplog):
     workdir, result = finished
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(epoch_metrics, "show", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            experiment.train_and_evaluate(_config(checkpoint_every=1), str(tmp_path))
+    with _after("epoch_ended", _interrupt), pytest.raises(KeyboardInterrupt):
+        experiment.train_and_evaluate(_config(checkpoint_every=1), tmp_path)
     assert not (tmp_path / "result.json").exists()
-    assert [line["epoch"] for line in epoch_metrics.read_metrics(tmp_path)] == [1]
+    (line,) = epoch_metrics.read_metrics(tmp_path)
+    line["wall_seconds"] += 1000.0
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     # It may go on from data elsewhere, and with other checkpoints.
     with caplog.at_level(logging.INFO):
         again = experiment.train_and_evaluate(
-            _config(data_dir="elsewhere", checkpoint_every_steps=8), str(tmp_path)
+            _config(data_dir="elsewhere", checkpoint_every_steps=8), tmp_path
         )
-    assert "continuing after step 35" in caplog.text
-    _assert_same_run(tmp_path, again, workdir, result)
-
-
-def test_a_run_goes_on_with_its_time(tmp_path, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    config = _config(network="mlp", checkpoint_every=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(epoch_metrics, "show", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            experiment.train_and_evaluate(config, str(tmp_path))
-    (line,) = epoch_metrics.read_metrics(tmp_path)
-    line["wall_seconds"] = 1000.0
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    result = experiment.train_and_evaluate(config, str(tmp_path))
-    assert 1000.0 < result["wall_seconds"] < 2000.0
+    assert "resuming after step 35" in caplog.text
+    assert 1000.0 < again["wall_seconds"] < 2000.0  # It goes on with its time.
+    _assert_same_run(tmp_path, again, workdir, result, _config())
 
 
 @jax.numpy_dtype_promotion("standard")  # Which linen's BatchNorm needs for bfloat16.
 def test_a_network_in_bfloat16_is_trained_with_an_objective_in_float32(tmp_path):
-    config = _config(network="mlp", dtype="bfloat16")
-    experiment.train_and_evaluate(config, str(tmp_path))
+    config = _config(dtype="bfloat16")
+    experiment.train_and_evaluate(config, tmp_path)
     first, last = epoch_metrics.read_metrics(tmp_path)
     assert last["loss"] < first["loss"]
     assert 0.0999 < last["pivot_smallest"] < last["pivot_largest"] < 1.1001
-    state = experiment.load_run(tmp_path).state
+    state = restored(tmp_path, config).state
     leaves = jax.tree.leaves((state.params, state.batch_stats))
     assert {leaf.dtype.name for leaf in leaves} == {"float32"}
 
 
 @pytest.mark.parametrize("calls", [1, 4])
 def test_a_run_that_stops_inside_an_epoch_goes_on_bit_for_bit(
-    calls, finished, tmp_path, monkeypatch
+    calls, finished, tmp_path
 ):
     workdir, result = finished
-    interruption = Interruption()
-    count = 0
+    interruption, seen = Interruption(), []
 
-    def signal_comes(*_):
-        nonlocal count
-        count += 1
-        interruption.received = signal.SIGTERM if count == calls else None
+    def signal_comes():
+        seen.append("a call")
+        interruption.received = signal.SIGTERM if len(seen) == calls else None
 
-    with monkeypatch.context() as patch:
-        # A signal comes as some call of compiled code ends.
-        patch.setattr(loop.Progress, "advance", _after("advance", signal_comes))
+    message = rf"SIGTERM: the state after step {calls} is saved"
+    # A signal comes as some call of compiled code ends.
+    with _after("steps_made", signal_comes) as patch:
         patch.setattr(loop, "_SECONDS_A_CALL", 1e-9)  # One step a call.
-        with pytest.raises(
-            Interrupted, match=rf"SIGTERM: the state after step {calls} is saved"
-        ):
+        with pytest.raises(Interrupted, match=message):
             experiment.train_and_evaluate(
-                _config(), str(tmp_path), interruption=interruption
+                _config(), tmp_path, interruption=interruption
             )
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [str(calls)]
-    again = experiment.train_and_evaluate(_config(), str(tmp_path))
-    _assert_same_run(tmp_path, again, workdir, result)
+    assert _saved(tmp_path) == [str(calls)]
+    again = experiment.train_and_evaluate(_config(), tmp_path)
+    _assert_same_run(tmp_path, again, workdir, result, _config())
 
 
 @pytest.mark.parametrize(
@@ -212,43 +254,42 @@ def test_a_checkpoint_with_the_metrics_of_other_steps_is_refused(
     shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
     (tmp_path / "result.json").unlink()
     directory = tmp_path / "checkpoints"
-    with Checkpoints(directory) as checkpoints:
-        restored = checkpoints.restore(experiment.load_run(tmp_path).state)
+    whole = restored(tmp_path, _config())
     shutil.rmtree(directory / "70")
     with Checkpoints(directory) as checkpoints:
-        checkpoints.save(70, restored.state, change(restored.history))
+        checkpoints.save(70, whole.state, change(whole.history))
     message = rf"The newest checkpoint of .* of other steps: \w+ .*{named}"
     with pytest.raises(ValueError, match=message):
-        experiment.train_and_evaluate(_config(), str(tmp_path))
+        experiment.train_and_evaluate(_config(), tmp_path)
 
 
 def test_a_run_that_stops_while_it_evaluates_goes_on_with_that(
     finished, tmp_path, monkeypatch
 ):
     workdir, result = finished
-    leave = []
+    stop = Stop()
 
     class LeftError(Exception):
         pass
 
-    class Stop(Interruption):
-        @contextlib.contextmanager
-        def may_leave(self, function):
-            leave.append(function)
-            yield
-
     def evaluate(*_):
-        print(leave[-1]())  # What the listening thread does before it ends it all.
+        stop.leave()  # What the listening thread does before it ends it all.
         raise LeftError
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_evaluate", evaluate)
+        patch.setattr(
+            experiment,
+            "compile_functions",
+            lambda *given: compiled.compile_functions(*given)._replace(
+                evaluate=evaluate
+            ),
+        )
         with pytest.raises(LeftError):
-            experiment.train_and_evaluate(_config(), str(tmp_path), interruption=Stop())
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["35"]
+            experiment.train_and_evaluate(_config(), tmp_path, interruption=stop)
+    assert _saved(tmp_path) == ["35"]
     assert not epoch_metrics.read_metrics(tmp_path)
-    again = experiment.train_and_evaluate(_config(), str(tmp_path))
-    _assert_same_run(tmp_path, again, workdir, result)
+    again = experiment.train_and_evaluate(_config(), tmp_path)
+    _assert_same_run(tmp_path, again, workdir, result, _config())
 
 
 @pytest.mark.parametrize(
@@ -260,8 +301,8 @@ def test_a_run_that_stops_while_it_evaluates_goes_on_with_that(
     ],
 )
 def test_the_baselines_train_by_the_same_loop(variant, terms, tmp_path):
-    config = _config(variant, num_epochs=1)
-    result = experiment.train_and_evaluate(config, str(tmp_path))
+    config = _config(variant, num_epochs=1, network="mnist")
+    result = experiment.train_and_evaluate(config, tmp_path)
     assert result["variant"] == variant
     assert result["test_error_percent"] < 85
     (line,) = epoch_metrics.read_metrics(tmp_path)
@@ -270,71 +311,43 @@ def test_the_baselines_train_by_the_same_loop(variant, terms, tmp_path):
     # Of CGMMN the five kernels are summed, and the images lie far apart.
     low, high = {"ce": (0.1, 1), "cgmmn": (1e-2, 5), "pca": (1e-3, 0.5)}[variant]
     assert low < line["kernel_same"] < high
-    assert experiment.load_run(tmp_path).config.variant == variant
-
-
-@pytest.mark.slow
-def test_the_first_steps_are_traced_if_asked_for(finished, tmp_path):
-    workdir, result = finished
-    again = experiment.train_and_evaluate(_config(profile=3), str(tmp_path))
-    (trace,) = (tmp_path / "profile").rglob("*.xplane.pb")
-    assert trace.stat().st_size > 1000
-    _assert_same_run(tmp_path, again, workdir, result)
-
-
-@pytest.mark.slow
-def test_a_kernel_on_an_autoencoder_trains_that_first_and_goes_on_from_there(
-    tmp_path, caplog
-):
-    config = _config("autoencoder", num_epochs=1)
-    interruption = Interruption()
-
-    def stop(*_):
-        interruption.received = signal.SIGTERM
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Progress, "advance", _after("advance", stop))
-        patch.setattr(loop, "_SECONDS_A_CALL", 1e-9)
-        with pytest.raises(Interrupted, match="the state after step 1 is saved"):
-            experiment.train_and_evaluate(
-                config, str(tmp_path), interruption=interruption
-            )
-    alone = tmp_path / "autoencoder"
-    assert [path.name for path in (alone / "checkpoints").iterdir()] == ["1"]
-    assert not (tmp_path / "checkpoints").exists()
-    with caplog.at_level(logging.INFO):
-        result = experiment.train_and_evaluate(config, str(tmp_path))
-    assert "continuing after step 1" in caplog.text
-    (line,) = epoch_metrics.read_metrics(alone)
-    assert "cmmd" not in line
-    assert line["loss"] == line["reconstruction"]
-    whole = experiment.train_and_evaluate(config, str(tmp_path / "whole"))
-    _assert_same_run(tmp_path, result, tmp_path / "whole", whole)
 
 
 def test_the_kernel_on_an_autoencoder_is_that_of_the_trained_one_to_the_end(
-    tmp_path, monkeypatch, caplog
+    tmp_path, caplog
 ):
     # A batch s has all labelled images, so only the features may change its kernel.
-    config = _config("autoencoder", network="mlp", num_labels=40, checkpoint_every=1)
-    show, shown = epoch_metrics.show, []
+    config = _config("autoencoder", num_labels=40, checkpoint_every=1)
+    alone = tmp_path / "autoencoder"
+    interruption, shown = Interruption(), []
 
-    def stop(*arguments):
-        show(*arguments)
+    def signal_comes():
+        interruption.received = signal.SIGTERM
+
+    with _after("steps_made", signal_comes) as patch:
+        patch.setattr(loop, "_SECONDS_A_CALL", 1e-9)
+        with pytest.raises(Interrupted, match="the state after step 1 is saved"):
+            experiment.train_and_evaluate(config, tmp_path, interruption=interruption)
+    assert _saved(alone) == ["1"]
+    assert not (tmp_path / "checkpoints").exists()
+
+    def stop():
         shown.append("an epoch")
         if len(shown) == 3:  # Two of the autoencoder, and one with its kernel.
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(epoch_metrics, "show", stop)
-        with pytest.raises(KeyboardInterrupt):
-            experiment.train_and_evaluate(config, str(tmp_path))
-    alone = tmp_path / "autoencoder"
+    with (
+        _after("epoch_ended", stop),
+        caplog.at_level(logging.INFO),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        experiment.train_and_evaluate(config, tmp_path)
+    assert "resuming after step 1" in caplog.messages
     saved = alone / "checkpoints"
     before = {path: path.stat().st_mtime_ns for path in saved.rglob("*")}
     with caplog.at_level(logging.INFO):
-        experiment.train_and_evaluate(config, str(tmp_path))
-    assert "continuing after step 35" in caplog.text
+        experiment.train_and_evaluate(config, tmp_path)
+    assert "resuming after step 35" in caplog.messages
     # It is neither trained again nor trained on.
     assert before == {path: path.stat().st_mtime_ns for path in saved.rglob("*")}
 
@@ -347,18 +360,18 @@ def test_the_kernel_on_an_autoencoder_is_that_of_the_trained_one_to_the_end(
         assert not line.keys() & {"cmmd", "cross_entropy", "confidence"}
     assert lines[1]["loss"] < lines[0]["loss"]
 
-    run = experiment.load_run(tmp_path)
-    with Checkpoints(saved, read_only=True) as checkpoints:
-        restored = checkpoints.restore(run.state)
-    assert restored.step == 70
-    images = run.data.train_images[run.labelled].astype(np.float32) / 255
-    labels = run.data.train_labels[run.labelled]
+    of_autoencoder, with_kernel = (restored(path, config) for path in (alone, tmp_path))
+    assert of_autoencoder.step == 70
+    data, labelled = datasets.load("digits"), np.load(tmp_path / "labelled.npy")
+    images = data.train_images[labelled].astype(np.float32) / 255
+    labels = data.train_labels[labelled]
+    model = parts.model(config, image_shape=(28, 28, 1), num_classes=10)
     same = labels[:, None] == labels[None, :]
-    kernel, _ = configuration.kernels(config)
+    kernel, _ = parts.kernels(config)
 
     @jax.jit
     def gram_of_z(state):
-        z = fixed_embeddings.encode(state, images, model=run.model)
+        z = fixed_embeddings.encode(state, images, model=model)
         return kernel(z, z)
 
     def kernel_means(state):
@@ -369,144 +382,111 @@ def test_the_kernel_on_an_autoencoder_is_that_of_the_trained_one_to_the_end(
         (line["kernel_same"], line["kernel_different"])
         for line in epoch_metrics.read_metrics(tmp_path)
     ]
-    of_trained = kernel_means(restored.state)
+    of_trained = kernel_means(of_autoencoder.state)
     np.testing.assert_allclose(seen, [of_trained, of_trained], rtol=1e-4)
     # Another network would be noticed: the untrained one, and that with this kernel.
-    untrained = compiled.make_program(config, run.data).init(
-        jax.random.key(config.seed)
-    )
-    for other in (untrained, run.state):
+    made = compiled.compile_functions(config, data)
+    untrained = made.init(jax.random.key(config.seed), *made.channels)
+    for other in (untrained, with_kernel.state):
         assert np.abs(np.subtract(kernel_means(other), of_trained)).max() > 0.01
 
 
 def test_a_diverging_autoencoder_is_the_end_of_its_run(tmp_path, monkeypatch):
-    ended = loop.Ended(None, {}, "loss is nan at step 1")
-    monkeypatch.setattr(loop.Training, "run", lambda *_, **__: [ended])
+    def run(*_, **__):
+        raise loop.DivergenceError("loss is nan at step 1")
+
+    monkeypatch.setattr(loop.TrainingLoop, "run", run)
     message = "of the autoencoder, loss is nan at step 1"
     with pytest.raises(experiment.DivergenceError, match=message):
-        experiment.train_and_evaluate(_config("autoencoder"), str(tmp_path))
+        experiment.train_and_evaluate(_config("autoencoder"), tmp_path)
     assert json.loads((tmp_path / "diverged.json").read_text()) == message
 
 
 def test_a_signal_may_end_it_while_anything_is_compiled(tmp_path, monkeypatch):
-    first_calls = {}
-
-    class Stop(Interruption):
-        inside = False
-
-        @contextlib.contextmanager
-        def may_leave(self, function):
-            self.inside = True
-            yield
-            self.inside = False
-
-    stop, compile_ = Stop(), experiment.make_program
+    first_calls, stop = {}, Stop()
 
     def watched(name, function):
         def call(*arguments):
-            first_calls.setdefault(name, stop.inside)
+            first_calls.setdefault(name, stop.leave is not None)
             if isinstance(arguments[0], jax.core.Tracer):  # Its shapes are asked for.
                 return function.__wrapped__(*arguments)
             return function(*arguments)
 
         return call
 
-    def compile_watched(*arguments, **options):
-        program = compile_(*arguments, **options)
-        names = ("init", "rows", "train", "evaluate")
-        return compiled._replace(
-            **{name: watched(name, getattr(program, name)) for name in names}
+    def compile_watched(*given):
+        made = compiled.compile_functions(*given)
+        names = ("init", "draw_rows", "train", "evaluate")
+        return made._replace(
+            **{name: watched(name, getattr(made, name)) for name in names}
         )
 
-    monkeypatch.setattr(experiment, "make_program", compile_watched)
+    monkeypatch.setattr(experiment, "compile_functions", compile_watched)
     config = _config(num_epochs=1)
-    experiment.train_and_evaluate(config, str(tmp_path), interruption=stop)
-    assert first_calls == dict(init=True, rows=True, train=True, evaluate=True)
+    experiment.train_and_evaluate(config, tmp_path, interruption=stop)
+    assert first_calls == dict(init=True, draw_rows=True, train=True, evaluate=True)
 
 
 def test_a_signal_may_end_it_while_components_are_fitted(monkeypatch):
-    inside = []
-
-    class Stop(Interruption):
-        @contextlib.contextmanager
-        def may_leave(self, function):
-            inside.append("entered")
-            yield
-            inside.append("left")
+    stop = Stop()
 
     def fit(images, count):
         assert images is data.train_images
-        inside.append("fitted")
+        assert stop.leave is not None
         return np.zeros(4), np.zeros((4, count))
 
-    monkeypatch.setattr(experiment.embeddings, "principal_components", fit)
+    monkeypatch.setattr(experiment.fixed_embeddings, "principal_components", fit)
     train, other = ((np.zeros((2, 2, 2, 1)), np.zeros(2)) for _ in range(2))
     data = datasets.Dataset("a", "", *train, *other, ("0",))
     config = _config(kernel_on="pca")
-    experiment._embedding(config, data, np.arange(2), None, Stop())
-    assert inside == ["entered", "fitted", "left"]
-
-
-def test_a_run_is_read_back_with_the_data_that_it_had(finished, tmp_path):
-    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
-    about = json.loads((tmp_path / "data.json").read_text())
-    (tmp_path / "data.json").write_text(json.dumps({**about, "version": "crc32 1"}))
-    with pytest.raises(ValueError, match=r"a run on other data: version \(crc32 1 the"):
-        experiment.load_run(tmp_path)
-
-
-def _after(name, function):
-    """Returns a method of `Progress` that calls a function when it is done."""
-    method = getattr(loop.Progress, name)
-
-    def wrapped(*arguments):
-        method(*arguments)
-        function()
-
-    return wrapped
-
-
-def _assert_same_run(workdir, result, expected_workdir, expected_result):
-    """Asserts the same result, metrics and parameters, but for the time it took."""
-    assert {**result, "wall_seconds": 0} == {**expected_result, "wall_seconds": 0}
-    lines, expected = (
-        [{**line, "wall_seconds": 0} for line in epoch_metrics.read_metrics(directory)]
-        for directory in (workdir, expected_workdir)
-    )
-    assert lines == expected
-    states = [experiment.load_run(path).state for path in (workdir, expected_workdir)]
-    chex.assert_trees_all_equal(*states)
+    fitted = experiment._fit_embedding(config, data, np.arange(2), None, stop)
+    assert [array.shape for array in fitted] == [(4,), (4, config.latent_dim)]
+    assert stop.leave is None
 
 
 @jax.numpy_dtype_promotion("standard")  # Which optax's Adam needs.
 def test_semi_supervised_labels_are_stored_and_used_again(tmp_path, monkeypatch):
     config = _config("semi", num_labels=20, num_epochs=1)
     seen = []
-    init = loop.Training.__init__
+    init = loop.TrainingLoop.__init__
 
-    def spy(self, configs, data, labelled, *rest):
-        seen.extend(labelled)
-        return init(self, configs, data, labelled, *rest)
+    def spy(self, config, compiled, data, labelled, *rest):
+        seen.append(labelled)
+        return init(self, config, compiled, data, labelled, *rest)
 
-    monkeypatch.setattr(loop.Training, "__init__", spy)
-    experiment.train_and_evaluate(config, str(tmp_path))
+    monkeypatch.setattr(loop.TrainingLoop, "__init__", spy)
+    experiment.train_and_evaluate(config, tmp_path)
     stored = np.load(tmp_path / "labelled.npy", allow_pickle=False)
     assert len(stored) == 20
     (tmp_path / "result.json").unlink()
     np.save(tmp_path / "labelled.npy", stored[::-1])
-    experiment.train_and_evaluate(config, str(tmp_path))
+    experiment.train_and_evaluate(config, tmp_path)
     np.testing.assert_array_equal(seen[0], stored)
     np.testing.assert_array_equal(seen[1], stored[::-1])
 
 
-def test_a_run_is_read_back(finished):
+def test_the_labelled_images_do_not_depend_on_the_seed_of_the_model():
+    data = datasets.load("digits")
+
+    def rows(**changes):
+        return experiment._labelled_rows(None, _config(num_labels=20, **changes), data)
+
+    np.testing.assert_array_equal(rows(seed=1), rows(seed=2))
+    assert (rows(split_seed=1) != rows(split_seed=2)).any()
+    np.testing.assert_array_equal(
+        experiment._labelled_rows(None, _config(), data), np.arange(1437)
+    )
+
+
+def test_the_state_that_is_saved_makes_the_errors_of_the_result(finished):
     workdir, result = finished
-    run = experiment.load_run(workdir)
-    assert run.config.to_json() == _config().to_json()
-    assert int(run.state.step) == result["steps"]
-    images = run.data.eval_images.astype(np.float32) / 255
-    logits = jax.jit(functools.partial(steps.predict, run.model))(run.state, images)[2]
-    errors = int((np.argmax(logits, axis=1) != run.data.eval_labels).sum())
+    data, state = datasets.load("digits"), restored(workdir, _config()).state
+    assert int(state.step) == result["steps"]
+    model = parts.model(_config(), image_shape=(28, 28, 1), num_classes=10)
+    images = data.eval_images.astype(np.float32) / 255
+    apply = jax.jit(steps.apply_trained, static_argnums=0)
+    predicted = np.argmax(apply(model, state, images).logits, axis=1)
+    errors = int((predicted != data.eval_labels).sum())
     assert errors == round(result["test_error_percent"] * 3.6)
 
 
@@ -521,22 +501,123 @@ def test_reading_a_run_unpickles_nothing(finished):
     pickle.loads(pickle.dumps(pathlib.Path()))
     assert seen  # So it would be noticed.
     seen.clear()
-    experiment.load_run(finished[0])
+    restored(finished[0], _config())
+    working_directory.stored_rows(finished[0], 1437, 1437)
     epoch_metrics.read_metrics(finished[0])
     listening = False
     assert not seen
 
 
-def test_a_directory_without_a_run_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no run: config\.json is missing"):
-        experiment.load_run(tmp_path)
+def test_a_second_command_touches_nothing_of_the_first(tmp_path, monkeypatch):
+    """Although the first has written nothing yet, and the second is another run."""
+    workdir, load = tmp_path / "run", experiment.load_data
+    found = []
+
+    def load_and_start_another(config):
+        message = r"Another process trains in .*run\. Wait .*--workdir"
+        with pytest.raises(ValueError, match=message):
+            experiment.train_and_evaluate(_config(ridge=0.2), workdir)
+        found.extend(path.name for path in workdir.iterdir())
+        return load(config)
+
+    class LeftError(Exception):
+        pass
+
+    def leave(*_, **__):
+        raise LeftError
+
+    monkeypatch.setattr(experiment, "load_data", load_and_start_another)
+    monkeypatch.setattr(loop.TrainingLoop, "run", leave)
+    with pytest.raises(LeftError):
+        experiment.train_and_evaluate(_config(), workdir)
+    assert found == [".lock"]
+    assert json.loads((workdir / "config.json").read_text()) == _config().to_dict()
+    # The first has let go of it; now it is a run of another configuration.
+    with pytest.raises(ValueError, match=r"ridge \(0.1 there, 0.2 here\)"):
+        experiment.train_and_evaluate(_config(ridge=0.2), workdir)
+
+
+@pytest.mark.parametrize("was_allowed", [False, True])
+def test_what_a_run_was_not_allowed_it_may_be_but_not_the_reverse(
+    was_allowed, tmp_path
+):
+    written, config = (
+        _config(allow_partial_data=allowed)
+        for allowed in (was_allowed, not was_allowed)
+    )
+    (tmp_path / "config.json").write_text(json.dumps(written.to_dict()))
+    refused = pytest.raises(ValueError, match=r"allow_partial_data \(True there, Fal")
+    with refused if was_allowed else contextlib.nullcontext():
+        experiment._check_directory(tmp_path, config)
+
+
+def _own_images(path, *, count=40, value=0):
+    """Stores images, and returns a configuration of them."""
+    images = np.full((count, 28, 28), value, np.uint8)
+    np.savez(path, images=images, labels=np.arange(count) % 2)
+    of_images = dict(data_dir=str(path), batch_size=8, num_labels=4)
+    return Config.from_mapping(own_images.get_config("semi")).replace(**of_images)
+
+
+def _prepared(workdir, config):
+    workdir.mkdir()
+    about = experiment.about(experiment.load_data(config))
+    rows = np.arange(4, dtype=np.int32)
+    working_directory.prepare(workdir, config.to_dict(), about, rows)
+    return workdir
+
+
+def test_a_finished_run_is_not_that_of_other_data(tmp_path, caplog):
+    cats = _own_images(tmp_path / "cats.npz")
+    planes = _own_images(tmp_path / "planes.npz", value=1)
+    workdir = _prepared(tmp_path / "run", cats)
+    result = dict(test_error_percent=1.0, num_test_images=8, epochs=1, wall_seconds=1.0)
+    working_directory.write_result(workdir, result)
+    with pytest.raises(ValueError, match=r"a run on other data: version \(crc32"):
+        experiment.train_and_evaluate(planes, workdir)
+    (tmp_path / "planes.npz").unlink()
+    with pytest.raises(ValueError, match=r"planes\.npz is neither a folder"):
+        experiment.train_and_evaluate(planes, workdir)
+    # The same images in another place, and none in that which they had.
+    moved = _own_images(tmp_path / "moved.npz")
+    (tmp_path / "cats.npz").unlink()
+    for config in (moved, cats):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            assert experiment.train_and_evaluate(config, workdir) == result
+        assert "this run is finished" in caplog.text
+
+
+def test_a_run_is_not_resumed_on_other_data(tmp_path):
+    path = tmp_path / "data.npz"
+    workdir = _prepared(tmp_path / "run", _own_images(path))
+    before = (workdir / "data.json").read_bytes()
+    for count, named in ((40, r"version \(crc32"), (50, r"num_train_images \(")):
+        config = _own_images(path, count=count, value=1)
+        with pytest.raises(ValueError, match=rf"run on other data: .*{named}"):
+            experiment.train_and_evaluate(config, workdir)
+        assert (workdir / "data.json").read_bytes() == before
+
+
+def test_processes_that_read_other_data_than_the_first_are_named(monkeypatch):
+    images, labels = np.zeros((2, 28, 28, 1), np.uint8), np.arange(2)
+    data = datasets.Dataset("a", "crc32 1", images, labels, images, labels, ("0", "1"))
+    experiment._check_everywhere(data)
+
+    def gathered(numbers):
+        (own,) = numbers
+        assert 0 <= own < 2**31
+        return np.array([[own], [own], [own + 1]])
+
+    monkeypatch.setattr(experiment.parallel, "gather", gathered)
+    with pytest.raises(ValueError, match=r"^Processes \[2\] read other data than pro"):
+        experiment._check_everywhere(data)
 
 
 def test_forced_devices_have_threads_wherever_training_starts(monkeypatch):
     monkeypatch.delenv("NPROC")
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    config = _config()
-    config.batch_size = 41
+    config = _config(batch_size=41)
     with pytest.raises(ValueError, match="does not divide over 8 devices"):
         experiment.train_in_memory(config, datasets.load("digits"), np.arange(100))
     assert os.environ["NPROC"] == "32"

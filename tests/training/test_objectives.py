@@ -118,10 +118,11 @@ def test_a_term_without_weight_cannot_spoil_the_loss(batch, name):
 
 def test_gram_diagnostics_are_those_of_numpy():
     z_s, z_t = np.random.default_rng(0).normal(size=(2, 6, 3)).astype(np.float32)
-    kernel = gaussian_mixture()
+    kernel, labels = gaussian_mixture(), np.array([0, 0, 1, 1, 1, 2])
     found = objectives.gram_diagnostics(
-        jnp.asarray(z_s), jnp.asarray(z_t), kernel=kernel, ridge=0.1
+        *map(jnp.asarray, (z_s, z_t, labels)), kernel=kernel, ridge=0.1
     )
+    assert set(found) == set(objectives.DIAGNOSTICS)
     pivots = [
         np.diag(np.linalg.cholesky(np.float64(kernel(z, z)) + 0.1 * np.eye(6))) ** 2
         for z in (z_s, z_t)
@@ -133,6 +134,18 @@ def test_gram_diagnostics_are_those_of_numpy():
     np.testing.assert_allclose(
         found["median_squared_distance"], np.median(pairs), rtol=1e-5
     )
+    K = np.asarray(kernel(z_s, z_s))
+    sums, counts = {True: 0.0, False: 0.0}, {True: 0, False: 0}
+    for i in range(6):
+        for j in range(6):
+            if i != j:
+                sums[labels[i] == labels[j]] += K[i, j]
+                counts[labels[i] == labels[j]] += 1
+    for name, is_same in ("same", True), ("different", False):
+        np.testing.assert_allclose(
+            found[f"kernel_{name}_sum"], sums[is_same], rtol=1e-5
+        )
+        assert found[f"kernel_{name}_count"] == counts[is_same]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
@@ -157,10 +170,13 @@ def test_gram_diagnostics_stay_float32_where_float64_is_enabled():
     z = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
     with jax.enable_x64(True):
         numbers = objectives.gram_diagnostics(
-            jnp.asarray(z), jnp.asarray(z), kernel=gaussian_mixture(), ridge=0.5
+            *map(jnp.asarray, (z, z, np.arange(6) % 2)),
+            kernel=gaussian_mixture(),
+            ridge=0.5,
         )
         losses = objectives.confidence(jnp.ones((2, 3), jnp.float64))
-    assert {number.dtype.name for number in numbers.values()} == {"float32"}
+    floats = [v for name, v in numbers.items() if not name.endswith("count")]
+    assert {number.dtype.name for number in floats} == {"float32"}
     assert losses.dtype == jnp.float64
 
 

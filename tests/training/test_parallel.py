@@ -35,20 +35,6 @@ def test_a_donated_state_is_used_up():
     np.testing.assert_array_equal(mapped(after)["a"], 2.0)
 
 
-def test_mapped_programs_can_be_forgotten():
-    client = jax.devices()[0].client
-    with parallel.programs_forgotten():
-        parallel.data_parallel(lambda x: x + 1.0, axis_name="i")(jnp.float32(1.0))
-        assert client.live_executables()
-    assert not client.live_executables()
-
-
-def test_a_lost_process_is_said_before_anything_is_forgotten(monkeypatch):
-    monkeypatch.setattr(jax, "clear_caches", lambda: pytest.fail("It takes too long."))
-    with pytest.raises(parallel.LostProcessError), parallel.programs_forgotten():
-        raise parallel.LostProcessError
-
-
 def test_replicate_puts_everything_on_every_device():
     (x,) = parallel.replicate((np.arange(3),), axis_name="i")
     assert x.sharding.is_fully_replicated
@@ -110,6 +96,7 @@ def test_a_gpu_that_jax_was_told_to_take_is_missed_in_words(monkeypatch):
 
 
 def test_describe_gives_processes_devices_and_platform():
+    assert parallel.describe_devices() == "8 x cpu"
     assert parallel.describe().startswith(
         "process 0 of 1, 8 local and 8 global devices, platform cpu"
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kln_jax.storage import epoch_metrics
-from kln_jax.training import experiment, parallel
+from kln_jax.training import parallel
 from tests.processes import (
     DIGITS,
     SMALL,
@@ -23,6 +23,7 @@ from tests.processes import (
     start_several,
     wait_for_line,
 )
+from tests.small_run import config_of_digits, restored
 
 
 def _lines(workdir):
@@ -32,7 +33,7 @@ def _lines(workdir):
 def _assert_equal(workdir, expected):
     """Asserts equal metrics and parameters of two runs."""
     assert _lines(workdir) == _lines(expected)
-    states = [experiment.load_run(path).state for path in (workdir, expected)]
+    states = [restored(path, config_of_digits()).state for path in (workdir, expected)]
     chex.assert_trees_all_equal(*states)
 
 
@@ -57,7 +58,9 @@ def test_two_processes_of_two_devices_train_as_one_of_one(tmp_path):
         assert line.keys() == expected.keys()
         for name, value in expected.items():
             np.testing.assert_allclose(line[name], value, rtol=1e-4, err_msg=name)
-    states = [experiment.load_run(tmp_path / name).state for name in ("one", "two")]
+    states = [
+        restored(tmp_path / name, config_of_digits()).state for name in ("one", "two")
+    ]
     chex.assert_trees_all_close(
         states[0].params, states[1].params, rtol=1e-3, atol=1e-5
     )
@@ -68,7 +71,6 @@ def test_several_processes_go_on_inside_an_epoch_and_after_the_last(tmp_path):
         *SMALL,
         "--config.num_epochs=1",
         "--config.checkpoint_every_steps=5",
-        "--config.keep_last=3",
         f"--workdir={tmp_path}",
     )
 
@@ -79,8 +81,8 @@ def test_several_processes_go_on_inside_an_epoch_and_after_the_last(tmp_path):
         return _lines(tmp_path), json.loads((tmp_path / "result.json").read_text())
 
     lines, result = run()
-    for step in (10, 14):  # Only that after 5 steps of 14 is left.
-        shutil.rmtree(tmp_path / "checkpoints" / str(step))
+    # Only that after 10 steps of 14 is left.
+    shutil.rmtree(tmp_path / "checkpoints" / "14")
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "result.json").unlink()
     again, _ = run()
@@ -112,7 +114,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
     assert (tmp_path / "run" / "checkpoints" / str(step)).is_dir()
 
     process = start(*arguments)
-    wait_for_line(process, f"continuing after step {step}")
+    wait_for_line(process, f"resuming after step {step}")
     process.send_signal(signal.SIGINT)  # While it compiles: nothing is lost either.
     status, output = end(process)
     assert status == 75
@@ -197,7 +199,7 @@ def test_a_process_that_dies_ends_the_others_and_the_job_goes_on(victim, tmp_pat
     processes[victim].communicate()
 
     processes = start_several(2, *arguments)
-    wait_for_line(processes[0], "continuing after step ")
+    wait_for_line(processes[0], "resuming after step ")
     wait_for_line(processes[0], "epoch 4/40")
     processes[1].send_signal(signal.SIGTERM)  # One of them is enough.
     for process in processes:

@@ -1,5 +1,6 @@
 """The step on 1, 2, 4 and 8 devices, on batches whose shards differ strongly."""
 
+import dataclasses
 import functools
 
 import chex
@@ -10,12 +11,11 @@ import optax
 import pytest
 from jax import lax
 
-from configs import digits
 from kln_jax.discrepancies import kernels
 from kln_jax.networks import models
 from kln_jax.training import (
     augmentation,
-    configuration,
+    fixed_embeddings,
     objectives,
     optimizers,
     parallel,
@@ -46,20 +46,17 @@ def _model(network="mnist"):
     )
 
 
-def _optimizer(learning_rate=5e-4):
-    return optimizers.optimizer(
-        "sgd",
-        optimizers.step_schedule(learning_rate),
-        weight_decay=5e-4,
-        clip_norm=10.0,
-    )
+SGD = optimizers.optimizer(
+    "sgd", optimizers.step_schedule(5e-4), weight_decay=5e-4, clip_norm=10.0
+)
 
 
-def _state(network="mnist", optimizer=None):
+@functools.cache
+def _state(network="mnist", optimizer=SGD):
     init = functools.partial(
         steps.init_state,
         _model(network),
-        optimizer or _optimizer(),
+        optimizer,
         image_shape=SHAPES[network],
         mean=jnp.full(SHAPES[network][-1], 0.4),
         std=jnp.full(SHAPES[network][-1], 0.3),
@@ -67,6 +64,7 @@ def _state(network="mnist", optimizer=None):
     return jax.jit(init)(jax.random.key(0))
 
 
+@functools.cache
 def _data(network="mnist", size=40):
     """Images from black to glaring, so that no two shards are alike."""
     rng = np.random.default_rng(0)
@@ -79,47 +77,39 @@ def _data(network="mnist", size=40):
     )
 
 
-@functools.cache
-def _train(
-    network="mnist",
-    devices=1,
-    optimizer=None,
-    objective=OBJECTIVE,
-    shared_batch=False,
-    shared_rows=False,
-    **options,
-):
-    """Returns a function (state, data, key, steps to make) -> (state, history)."""
-    step = steps.make_train_step(
-        _model(network),
-        optimizer or _optimizer(),
-        objective,
-        objectives.reconstruction_error,
+def _method(network="mnist", optimizer=SGD, objective=OBJECTIVE, **options):
+    return steps.Method(
+        model=_model(network),
+        optimizer=optimizer,
+        objective=objective,
+        reconstruction_error=objectives.reconstruction_error,
         kernel=KERNEL,
-        diagnostics=functools.partial(
-            objectives.gram_diagnostics, kernel=KERNEL, ridge=0.1
-        ),
-        diagnose_every=STEPS,
-        shared_batch=shared_batch,
+        ridge=0.1,
+        batch_size=BATCH,
+        steps_per_epoch=STEPS,
         **options,
     )
-    over_devices = functools.partial(
-        parallel.data_parallel,
+
+
+def _over(devices, function, *arguments):
+    return parallel.data_parallel(
+        functools.partial(function, *arguments),
         axis_name=steps.AXIS,
         devices=jax.devices()[:devices],
     )
-    draw = over_devices(
-        steps.make_epoch_rows(
-            batch_size=BATCH,
-            steps_per_epoch=STEPS,
-            shared_batch=shared_batch or shared_rows,
-        )
-    )
-    train = over_devices(steps.make_train_steps(step, steps_per_epoch=STEPS))
 
-    def run(state, data, key, num_steps=STEPS):
-        rows = draw(data, key, state.step // STEPS)
-        return train(state, data, rows, key, np.int32(num_steps))
+
+@functools.cache
+def _train(network="mnist", devices=1, *, shared_rows=False, **options):
+    """Returns a function (state, data, steps to make) -> (state, history)."""
+    method = _method(network, **options)
+    draws = dataclasses.replace(method, shared_batch=shared_rows or method.shared_batch)
+    draw_rows = _over(devices, steps.draw_rows, draws)
+    train_steps = _over(devices, steps.train_steps, method)
+
+    def run(state, data, num_steps=STEPS):
+        rows = draw_rows(data, KEY, state.step // STEPS)
+        return train_steps(state, data, rows, KEY, np.int32(num_steps))
 
     return run
 
@@ -134,13 +124,12 @@ RANDOM = {"mnist": {}, "conv_large": dict(crop_padding=2, flip=True)}
 @functools.cache
 def _trained(network, devices):
     train = _train(network, devices, **RANDOM[network])
-    return jax.device_get(train(_state(network), _data(network), KEY))
+    return jax.device_get(train(_state(network), _data(network)))
 
 
 # The second network differs by its dropout and augmentation; one number will do.
 @pytest.mark.parametrize(
-    ("network", "devices"),
-    [("mnist", 2), ("mnist", 4), ("mnist", 8), ("conv_large", 4)],
+    ("network", "devices"), [("mnist", 4), ("mnist", 8), ("conv_large", 4)]
 )
 def test_any_number_of_devices_is_the_same_training(network, devices):
     state, metrics = _trained(network, devices)
@@ -164,7 +153,7 @@ def _first_step():
     """The state after one step of plain gradient descent with rate 1, and its rows."""
     sgd = optax.sgd(1.0)
     state = _state(optimizer=sgd)
-    after, metrics = _train(devices=4, optimizer=sgd)(state, _data(), KEY, 1)
+    after, metrics = _train(devices=4, optimizer=sgd)(state, _data(), 1)
     data, length = _data(), STEPS * BATCH
 
     def rows(purpose, size):
@@ -226,9 +215,9 @@ def test_the_gradient_is_that_of_the_global_batch():
         )
 
 
+@functools.cache
 def _rows(epoch):
-    draw = steps.make_epoch_rows(batch_size=BATCH, steps_per_epoch=STEPS)
-    return draw(_data(), KEY, jnp.int32(epoch))
+    return _over(1, steps.draw_rows, _method())(_data(), KEY, jnp.int32(epoch))
 
 
 def test_labelled_batches_take_labelled_rows_only():
@@ -241,26 +230,6 @@ def test_rows_of_each_epoch_are_drawn_anew():
     first, second = _rows(0), _rows(1)
     assert (first.s != second.s).any()
     assert (first.t != second.t).any()
-
-
-def test_predictions_are_counted_by_class():
-    _, _, metrics, _, _ = _first_step()
-    assert metrics["predicted"].shape == (STEPS, CLASSES)
-    assert metrics["predicted"].sum() == BATCH  # Of the one step that was made.
-
-
-def test_logged_kernel_means_are_those_of_pairs():
-    z = jnp.array([[0.0], [1.0], [0.0], [5.0]])
-    labels = jnp.array([0, 0, 1, 1])
-    gram = KERNEL(z, z)
-    sums = steps._kernel_sums(gram, labels)
-    same = [gram[0, 1], gram[2, 3]]
-    different = [gram[0, 2], gram[0, 3], gram[1, 2], gram[1, 3]]
-    np.testing.assert_allclose(sums["kernel_same_sum"], 2 * sum(same), rtol=1e-6)
-    np.testing.assert_allclose(
-        sums["kernel_different_sum"], 2 * sum(different), rtol=1e-6
-    )
-    assert (sums["kernel_same_count"], sums["kernel_different_count"]) == (4, 8)
 
 
 def test_epoch_order_takes_each_row_once_before_any_twice():
@@ -281,7 +250,7 @@ def test_an_epoch_in_parts_is_bit_for_bit_the_same_epoch(network, devices):
     expected, metrics = _trained(network, devices)
     state, parts = _state(network), []
     for num_steps in (2, 0, 1, 9):  # At most to the end of what is asked for.
-        state, part = train(state, data, KEY, min(num_steps, STEPS - int(state.step)))
+        state, part = train(state, data, min(num_steps, STEPS - int(state.step)))
         parts.append(part)
     chex.assert_trees_all_equal(state, expected)
     # Where one part made a step, the others are zero.
@@ -306,7 +275,7 @@ def test_augmentation_and_dropout_are_drawn_anew_in_each_step(network, options):
     still, data = optax.sgd(0.0), _data(network)
     data = data._replace(images=jnp.repeat(data.images[-1:], len(data.images), axis=0))
     train = _train(network, optimizer=still, objective=_with_z, **options)
-    _, history = train(_state(network, still), data, KEY, 2)
+    _, history = train(_state(network, still), data, 2)
     assert history["healthy"][:2].all()
     assert np.abs(history["z"][0] - history["z"][1]).max() > 0.01
 
@@ -330,112 +299,86 @@ def _objective_that_fails():
 
 def test_the_state_stays_as_before_the_first_step_that_is_not_healthy():
     objective, bad = _objective_that_fails()
-    stopped, metrics = _train(objective=objective)(_state(), _data(), KEY)
+    stopped, metrics = _train(objective=objective)(_state(), _data())
     first_bad = bad[0]
     assert int(stopped.step) == first_bad
-    assert int(stopped.skipped) == 0
     assert np.isnan(metrics["loss"][first_bad])
     assert not metrics["healthy"][first_bad]
     assert (metrics["loss"][first_bad + 1 :] == 0).all()
     # The failing step is diagnosed, the ones before it are not.
     assert metrics["pivot_smallest"][first_bad] >= 0.1
     assert (metrics["pivot_smallest"][:first_bad] == 0).all()
-    expected, _ = _train(objective=objective)(_state(), _data(), KEY, first_bad)
+    expected, _ = _train(objective=objective)(_state(), _data(), first_bad)
     chex.assert_trees_all_equal(stopped, expected)
     chex.assert_tree_all_finite((stopped.params, stopped.batch_stats))
-
-
-def test_steps_are_skipped_up_to_a_bound():
-    objective, bad = _objective_that_fails()
-    train = _train(objective=objective, max_skipped=STEPS - 1)
-    state, metrics = train(_state(), _data(), KEY)
-    assert (int(state.step), int(state.skipped)) == (STEPS, len(bad))
-    np.testing.assert_array_equal(np.flatnonzero(~metrics["healthy"]), bad)
-    chex.assert_tree_all_finite((state.params, state.batch_stats))
-    # The optimiser has not seen the skipped one.
-    before, _ = train(_state(), _data(), KEY, bad[0])
-    after, _ = train(before, _data(), KEY, 1)
-    chex.assert_trees_all_equal(
-        (after.params, after.batch_stats, after.opt_state),
-        (before.params, before.batch_stats, before.opt_state),
-    )
-    # With all skips used up it stops.
-    used = before.replace(skipped=jnp.int32(STEPS - 1))
-    stopped, _ = train(used, _data(), KEY, 1)
-    assert int(stopped.step) == bad[0]
 
 
 def test_a_gradient_beyond_the_bound_is_not_healthy():
     _, metrics = _trained("mnist", 1)
     loss, norm = (float(metrics[name][0]) for name in ("loss", "gradient_norm"))
     assert norm > 1.5 * loss
-    state, _ = _train(bound=0.5 * (loss + norm))(_state(), _data(), KEY, 1)
+    state, _ = _train(bound=0.5 * (loss + norm))(_state(), _data(), 1)
     assert int(state.step) == 0
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_loss_beyond_the_bound_is_not_healthy(sign):
-    def far(batch):
-        loss, terms = OBJECTIVE(batch)
-        return loss + sign * 1e6, terms  # Of the same gradient.
+@pytest.mark.parametrize(
+    ("loss", "norm", "healthy"),
+    [
+        (9.0, 9.0, True),
+        (-11.0, 9.0, False),
+        (11.0, 9.0, False),
+        (9.0, 11.0, False),
+        (np.nan, 9.0, False),
+        (9.0, np.nan, False),
+    ],
+)
+def test_a_step_is_healthy_if_it_is_on_all_devices(loss, norm, healthy):
+    def on_device(state):
+        own = lax.axis_index(steps.AXIS) == 1
+        loss, norm = (jnp.where(own, value, 1.0) for value in state)
+        return steps._is_healthy(loss, norm, 10.0)
 
-    state, _ = _train(objective=far, bound=1e5)(_state(), _data(), KEY, 1)
-    assert int(state.step) == 0
+    assert _over(4, on_device)(jnp.float32([loss, norm])) == healthy
 
 
-def test_devices_agree_on_whether_a_step_is_healthy():
-    def objective(batch):
-        loss, terms = OBJECTIVE(batch)
-        return jnp.where(lax.axis_index(steps.AXIS) == 1, 1e6, loss), terms
-
-    train = _train(devices=4, objective=objective, bound=1e5)
-    state, metrics = train(_state(), _data(), KEY, 1)
-    assert (int(state.step), bool(metrics["healthy"][0])) == (0, False)
+def test_without_a_bound_what_is_not_finite_is_not_healthy():
+    mapped = _over(1, lambda loss: steps._is_healthy(loss, jnp.abs(loss), np.inf))
+    for loss, healthy in (1e30, True), (np.inf, False), (-np.inf, False):
+        assert mapped(jnp.float32(loss)) == healthy
 
 
 def test_the_last_step_of_an_epoch_is_diagnosed():
-    _, metrics = _train("mnist", 1)(_state(), _data(), KEY)
-    for name in ("pivot_smallest", "pivot_largest", "median_squared_distance"):
+    _, metrics = _train("mnist", 1)(_state(), _data())
+    for name in objectives.DIAGNOSTICS:
         assert (metrics[name][:-1] == 0).all()
         assert metrics[name][-1] > 0
 
 
-@pytest.mark.parametrize(("devices", "is_fixed"), [(4, False), (1, True)])
-def test_a_shared_batch_is_two_equal_ones_at_the_cost_of_one(devices, is_fixed):
-    counts = []
-
-    def embed(scale, images):
-        counts.append(len(images))
-        return scale * images.reshape(len(images), -1)
-
-    state, data = _state(), _data()._replace(embedding=jnp.float32(0.5))
+def test_a_shared_batch_is_two_equal_ones():
     # This network has no dropout, by which two equal batches would differ.
-    train = functools.partial(
-        _train, devices=devices, shared_rows=True, embed=embed if is_fixed else None
+    once, twice = (
+        _train(devices=4, shared_rows=True, shared_batch=is_shared)(_state(), _data())
+        for is_shared in (True, False)
     )
-    once = train(shared_batch=True)(state, data, KEY)
-    assert set(counts) == ({BATCH // devices} if is_fixed else set())
-    twice = train(shared_batch=False)(state, data, KEY)
     chex.assert_trees_all_close(once, twice, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-def test_of_cgmmn_there_is_one_gram_matrix(devices):
-    config = digits.get_config("cgmmn")
-    kernel, _ = configuration.kernels(config)
+def test_of_cgmmn_there_is_one_gram_matrix_at_the_cost_of_one_batch():
+    counts = []
+
+    def embed(arrays, images):
+        counts.append(len(images))
+        return fixed_embeddings.pixels(arrays, images)
 
     def objective(batch):
         loss, terms = OBJECTIVE(batch)
         s, t = batch.features_s, batch.features_t
-        grams = {"K_s": kernel(s, s), "K_t": kernel(t, t), "K_ts": kernel(t, s)}
+        grams = {"K_s": KERNEL(s, s), "K_t": KERNEL(t, t), "K_ts": KERNEL(t, s)}
         return loss, {**terms, **grams, "features": s}
 
-    _, metrics = _train(
-        devices=devices,
-        objective=objective,
-        shared_batch=config.pairing == "shared",
-        embed=configuration.embed(config, _model()),
-    )(_state(), _data(), KEY, 1)
+    train = _train(devices=4, objective=objective, shared_batch=True, embed=embed)
+    _, metrics = train(_state(), _data(), 1)
+    assert set(counts) == {BATCH // 4}
     K_s, K_t, K_ts = (metrics[name][0] for name in ("K_s", "K_t", "K_ts"))
     np.testing.assert_array_equal(K_t, K_s)
     np.testing.assert_array_equal(K_ts, K_s)
@@ -444,8 +387,7 @@ def test_of_cgmmn_there_is_one_gram_matrix(devices):
     np.testing.assert_allclose(metrics["features"][0], pixels, rtol=1e-6)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-def test_with_a_fixed_embedding_the_kernel_does_not_depend_on_parameters(devices):
+def test_with_a_fixed_embedding_the_kernel_does_not_depend_on_parameters():
     def embed(scale, images):
         return scale * images.reshape(len(images), -1)
 
@@ -455,11 +397,11 @@ def test_with_a_fixed_embedding_the_kernel_does_not_depend_on_parameters(devices
         return loss, {**terms, **features}
 
     data = _data()._replace(embedding=jnp.float32(0.5))
-    state, train = _state(), _train(devices=devices, objective=objective, embed=embed)
+    state, train = _state(), _train(devices=4, objective=objective, embed=embed)
     other = state.replace(params=jax.tree.map(lambda leaf: 1.1 * leaf, state.params))
     features = []
     for start in (state, other):
-        _, metrics = train(start, data, KEY, 1)
+        _, metrics = train(start, data, 1)
         features.append((metrics["s"][0], metrics["t"][0]))
         # The classifier learns from it all the same, and so does the autoencoder.
         for part in ("encoder", "decoder", "classifier"):
@@ -471,17 +413,13 @@ def test_with_a_fixed_embedding_the_kernel_does_not_depend_on_parameters(devices
         np.testing.assert_allclose(found, pixels, rtol=1e-6)
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-@pytest.mark.parametrize("size", [1, 10, 33])
+@pytest.mark.parametrize(("devices", "size"), [(1, 10), (1, 33), (8, 1), (8, 33)])
 def test_evaluation_counts_every_image_once(devices, size):
     data, state = _data(size=size), _state()
-    evaluate = parallel.data_parallel(
-        steps.make_evaluate(_model(), objectives.reconstruction_error, batch_size=10),
-        axis_name=steps.AXIS,
-        devices=jax.devices()[:devices],
-    )
+    method = dataclasses.replace(_method(), batch_size=10)
+    evaluate = _over(devices, steps.evaluate, method)
     sums = evaluate(state, data.images, data.labels)
-    outputs = jax.jit(functools.partial(steps.predict, _model()))(
+    outputs = jax.jit(functools.partial(steps.apply_trained, _model()))(
         state, augmentation.to_unit(data.images)
     )
     confusion = np.zeros((CLASSES, CLASSES), int)
@@ -489,6 +427,17 @@ def test_evaluation_counts_every_image_once(devices, size):
     np.testing.assert_array_equal(sums["confusion"], confusion)
     errors = np.square(augmentation.to_unit(data.images) - outputs.reconstruction)
     np.testing.assert_allclose(sums["reconstruction"], errors.sum(), rtol=1e-5)
+    assert sums["nonfinite"] == 0
+    for part, layer in ("classifier", "bias"), ("decoder", None):
+        params = dict(state.params)
+        params[part] = jax.tree_util.tree_map_with_path(
+            lambda path, leaf, layer=layer: (
+                leaf * jnp.nan if layer in (None, path[-1].key) else leaf
+            ),
+            params[part],
+        )
+        sums = evaluate(state.replace(params=params), data.images, data.labels)
+        assert (sums["nonfinite"], sums["confusion"].sum()) == (size, size)
 
 
 def test_a_gather_needs_the_mean_of_gradients():
@@ -506,15 +455,3 @@ def test_a_gather_needs_the_mean_of_gradients():
     np.testing.assert_allclose(
         mapped(np.arange(4), jnp.float32(3.0), x), 2 * 3.0 * 28.0**2, rtol=1e-6
     )
-
-
-def test_what_any_seed_wants_is_still_a_branch_under_vmap():
-    def diagnose(wanted, x):
-        return jax.lax.cond(steps._any_seed(wanted), jnp.square, jnp.zeros_like, x)
-
-    wanted, x = jnp.array([False, True, False]), jnp.arange(3.0)
-    program = str(jax.make_jaxpr(jax.vmap(diagnose))(wanted, x))
-    assert "cond[" in program
-    assert "select_n" not in program
-    np.testing.assert_array_equal(jax.vmap(diagnose)(wanted, x), [0, 1, 4])
-    np.testing.assert_array_equal(jax.vmap(diagnose)(wanted & False, x), [0, 0, 0])
