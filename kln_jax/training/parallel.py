@@ -333,7 +333,7 @@ def choose_platform(platform: str) -> None:
         why = (
             "no GPU is visible to JAX, or JAX is installed without CUDA (pip install "
             "'jax[cuda12]'). With platform='' it takes what is there."
-            if wanted in ("gpu", "cuda") and "already runs" not in str(error)
+            if not str(error) or (wanted == "gpu" and "already runs" not in str(error))
             else one_line(error)
         )
         raise ValueError(f"platform={wanted!r} is not available: {why}") from error

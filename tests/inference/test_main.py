@@ -58,7 +58,7 @@ def test_a_device_that_is_not_there_is_one_line(small, monkeypatch, capsys):
     monkeypatch.setattr(jax, "default_backend", no_device)
     with pytest.raises(SystemExit, match="1"):
         main(["predict", f"--workdir={small.workdir}", "image.png"])
-    line = "platform='cpu' is not to be had: Unable to initialize backend 'foo'\n"
+    line = "platform='cpu' is not available: Unable to initialize backend 'foo'\n"
     assert capsys.readouterr().err.endswith(f"error: {line}")
 
 

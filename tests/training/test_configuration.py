@@ -129,7 +129,7 @@ def test_values_have_the_types_of_their_keys():
 
 
 def test_a_configuration_survives_json_and_pickle():
-    config = Config.from_mapping(config_of_digits("semi_cgmmn"))
+    config = config_of_digits("semi_cgmmn")
     values = json.loads(json.dumps(config.to_dict()))
     assert values == config.to_dict()
     again = Config.from_mapping(values)

@@ -26,11 +26,11 @@ def _run(program):
         check=False,
         timeout=60,
         # The module needs nothing of the package, whose import takes a second.
-        cwd=pathlib.Path(__file__).parents[2] / "kln_jax",
+        cwd=pathlib.Path(__file__).parents[2] / "kln_jax" / "training",
     )
 
 
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"])
 def test_a_signal_is_noticed_and_ends_nothing_by_itself(number):
     done = _run(
         f"""
@@ -89,17 +89,33 @@ def test_what_fails_on_leaving_is_said_and_has_another_code():
     assert done.stderr == "SIGTERM: the disk is full\n"
 
 
-def test_a_second_signal_ends_at_once():
+@pytest.mark.parametrize(("pause", "returncode"), [(1.5, 130), (0.1, 75)])
+def test_a_second_signal_ends_at_once_but_a_repeat_is_the_first(pause, returncode):
+    # As `timeout` sends it, to a process and to its group.
     done = _run(
-        """
-        with Interruption() as stop, stop.may_leave(lambda: time.sleep(30)):
+        f"""
+        with Interruption() as stop, stop.may_leave(lambda: time.sleep(3) or "saved"):
             for number in (signal.SIGTERM, signal.SIGINT):
                 send(number)
-                time.sleep(0.3)
+                time.sleep({pause})
             time.sleep(30)
         """
     )
-    assert done.returncode == 128 + signal.SIGINT
+    assert done.returncode == returncode
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """As SIGHUP under nohup."""
+    done = _run(
+        """
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with Interruption() as stop:
+            send(signal.SIGHUP)
+            time.sleep(0.3)
+            print(stop.received)
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "None\n")
 
 
 def test_afterwards_signals_are_what_they_were():
