@@ -39,7 +39,6 @@ nb_merge_streams = True
 nb_output_stderr = "remove-warn"  # What a notebook warns of fails the build.
 autodoc_default_options = {"members": True, "special-members": "__call__"}
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
 autodoc_typehints = "none"  # The docstrings say more: shapes, units, bounds.
 autosummary_generate = False
 napoleon_use_rtype = False
