@@ -25,7 +25,7 @@ types: $(VENV)/installed
 
 # The site, in docs/_build/html; runs the notebooks. A warning is an error.
 docs: $(VENV)/docs-installed
-	$(BIN)/sphinx-build -W --keep-going docs docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going docs docs/_build/html
 
 benchmark: $(VENV)/installed
 	$(BIN)/python -m benchmarks.step

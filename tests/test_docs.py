@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks import calibration, precision
 from configs import default
+from docs import modules
 from kln_jax import cmmd
 from kln_jax.analysis.suites import SUITES
 from tests.processes import environment
@@ -29,8 +30,8 @@ PAGES = sorted(DOCS.glob("*.md"))
 # Read where they lie, not on the site.
 READMES = [ROOT / "README.md", ROOT / "results" / "README.md"]
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
-# The first draws thousands of groups of points, the second trains a network.
-SLOW = {"conditional-test", "kernel"}
+# The first draws thousands of groups of points, the others train a network.
+SLOW = {"conditional-test", "kernel", "quickstart"}
 
 RUN = """
 import json, pathlib, sys
@@ -59,14 +60,14 @@ def _name(page):
     return str(page.relative_to(ROOT).with_suffix(""))
 
 
-@pytest.mark.parametrize(
-    "notebook",
-    [
-        pytest.param(path, marks=pytest.mark.slow if path.stem in SLOW else ())
-        for path in NOTEBOOKS
-    ],
-    ids=_name,
-)
+def _each(name, paths):
+    """A test for each of some files; those that take minutes are slow ones."""
+    marks = [pytest.mark.slow if path.stem in SLOW else () for path in paths]
+    parameters = [pytest.param(p, marks=m) for p, m in zip(paths, marks, strict=True)]
+    return pytest.mark.parametrize(name, parameters, ids=_name)
+
+
+@_each("notebook", NOTEBOOKS)
 def test_a_notebook_runs_without_a_warning(notebook):
     # In a process of its own and on one device, as a reader runs it.
     result = subprocess.run(
@@ -90,14 +91,7 @@ def test_a_notebook_holds_no_output(notebook):
         assert (cell["outputs"], cell["execution_count"]) == ([], None)
 
 
-WITH_CODE = [page for page in [*PAGES, *READMES] if _code(page, "python")]
-
-
-def test_there_is_code_in_the_readme():
-    assert ROOT / "README.md" in WITH_CODE
-
-
-@pytest.mark.parametrize("page", WITH_CODE, ids=_name)
+@_each("page", [p for p in [*PAGES, *READMES] if _code(p, "python")])
 @jax.numpy_dtype_promotion("standard")  # As a reader has them.
 @jax.numpy_rank_promotion("allow")
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
@@ -106,6 +100,23 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     namespace = {}
     for block in _code(page, "python"):
         exec(block, namespace)
+
+
+def test_the_readme_is_short_and_lists_the_rooms_as_they_are():
+    readme = (ROOT / "README.md").read_text()
+    assert readme == modules.with_rooms(readme), "run: python -m docs.modules"
+    assert len(readme.splitlines()) <= 120
+    assert _code(ROOT / "README.md", "python")
+
+
+def test_every_room_has_its_page():
+    folders = (path.parent.name for path in (ROOT / "kln_jax").glob("*/__init__.py"))
+    assert sorted(folders) == sorted(modules.ROOMS[1:])
+    assert all(
+        line.endswith(".")
+        for room in modules.ROOMS
+        for line in modules.modules(room).values()
+    )
 
 
 @pytest.mark.parametrize("page", [*PAGES, *READMES], ids=_name)
@@ -137,7 +148,7 @@ def test_the_links_of_a_page_lead_somewhere(page):
         if target.startswith("https://"):
             continue
         path, _, anchor = target.partition("#")
-        if anchor.startswith("kln_jax."):
+        if re.match(r"kln_jax(\.|$)", anchor):
             pkgutil.resolve_name(anchor)  # A module, or what is in one; else it raises.
             continue
         linked = page.parent / path if path else page
@@ -196,11 +207,33 @@ def test_the_errors_of_the_digits_that_pages_state_are_those_of_the_report():
             method = suite, "digits", METHODS.get(name, name)
             assert measured.get(method, "") == error, method
     found = [measured[suite, "digits", "KLN"] for suite in suites]
-    for variant, error in zip(("", ":semi"), found, strict=True):
-        row = f"| `digits{variant}` | MNIST | not in the paper | {error} ("
-        assert row in _text(ROOT / "README.md")
     header = f"test error, ours     {found[0]} %  {found[1]} %".replace("±", "+-")
     assert header in (ROOT / "configs" / "digits.py").read_text()
+
+
+def test_the_errors_that_the_readme_states_are_those_of_the_report():
+    measured = {
+        (r["suite"], r["data"], r["method"], r["epochs"], r["runs"]): r["ours"]
+        for r in _report()
+    }
+    header = ["data", "labels", "epochs, seeds"]
+    header += ["KLN", "cross-entropy", "KLN in the paper"]
+    rows = _table(ROOT / "README.md", header)
+    assert len(rows) == 5
+    for data, labels, length, *errors, paper in rows:
+        suite = "ablations" if labels.startswith("all ") else "semi_ablations"
+        names = {"scikit-learn's digits": "digits", "MNIST, a part": "mnist"}
+        data = names.get(data, "fashion_mnist")
+        for method, error in zip(("KLN", "cross-entropy"), errors, strict=True):
+            assert measured[(suite, data, method, *length.split(", "))] == error
+        if paper:
+            table = "table1" if suite == "ablations" else "table5"
+            (printed,) = {
+                r["paper"]
+                for r in _report()
+                if (r["suite"], r["data"], r["method"]) == (table, data, "KLN")
+            }
+            assert paper == printed
 
 
 def test_the_errors_of_mnist_that_a_page_states_are_those_of_the_report():
