@@ -21,6 +21,7 @@ from benchmarks import calibration, precision
 from configs import default
 from docs import modules
 from kln_jax import cmmd
+from kln_jax.analysis import packed
 from kln_jax.analysis.suites import SUITES
 from tests.processes import environment
 
@@ -227,7 +228,7 @@ def test_the_errors_that_the_readme_states_are_those_of_the_report():
         for method, error in zip(("KLN", "cross-entropy"), errors, strict=True):
             assert measured[(suite, data, method, *length.split(", "))] == error
         if paper:
-            table = "table1" if suite == "ablations" else "table5"
+            table = "table1" if suite == "ablations" else "table7"
             (printed,) = {
                 r["paper"]
                 for r in _report()
@@ -291,12 +292,12 @@ def test_the_errors_by_choice_that_a_page_states_are_those_of_the_report():
 @functools.cache
 def _fragility():
     """Configuration and last metrics of each run of the studies of fragility."""
-    found = []
-    for path in (ROOT / "results").glob("*/*,width=0.*/*/config.json"):
-        config = json.loads(path.read_text())
-        *_, last = (path.parent / "metrics.jsonl").read_text().splitlines()
-        if config["num_epochs"] == EPOCHS[config["dataset"]]:
-            found.append((config, json.loads(last)))
+    found = [
+        (record.config, {name: float(v[-1]) for name, v in record.metrics.items()})
+        for record in packed.read_all(ROOT / "results")
+        if record.config["width"] < 1
+        and record.epochs == EPOCHS[record.config["dataset"]]
+    ]
     assert len(found) == 8 * 100 * 3
     return found
 
