@@ -62,9 +62,9 @@ def load(
       from tensorflow-datasets. A set that is not in ``data_dir`` is prepared
       there, if the network and TensorFlow are there. Images of 28x28 get a margin
       of two black pixels where ``image_size`` is 32.
-    - ``own_images``: ``data_dir`` is a folder with train/CLASS/*.png (or .jpg,
-      .jpeg) and, if they are there, test/CLASS/* and val/CLASS/*; or an .npz file
-      with ``images`` (n, height, width) or (n, height, width, channels) uint8,
+    - ``own_images``: ``data_dir`` is a folder with ``train/CLASS/*.png`` (or .jpg,
+      .jpeg) and, if they are there, ``test/CLASS/*`` and ``val/CLASS/*``; or an .npz
+      file with ``images`` (n, height, width) or (n, height, width, channels) uint8,
       ``labels`` (n,) integers 0..C-1 and, if given, ``test_images``,
       ``test_labels``, ``val_images``, ``val_labels`` and ``class_names``. Other
       common spellings of these are read too; what is not used is named in the log.

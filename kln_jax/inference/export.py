@@ -3,7 +3,7 @@
 ``python -m kln_jax.inference export --workdir=DIR OUT`` writes one: an artefact of
 `jax.export`, with network, weights and preprocessing in one file, for any number of
 images and for CPU, NVIDIA GPU and TPU. To use it takes JAX and the package flatbuffers,
-with which JAX reads it, but not this package:
+with which JAX reads it, but not this package::
 
     import jax.export
 
