@@ -19,8 +19,9 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from configs import default
 from kln_jax import datasets
+from kln_jax.analysis import learned
 from kln_jax.storage import epoch_metrics
-from kln_jax.training import augmentation, experiment, steps
+from kln_jax.training import augmentation, experiment, progress, steps
 from kln_jax.training.configuration import Config
 from tests import tfds_writer
 
@@ -312,9 +313,10 @@ def test_a_config_trains_for_two_steps(name, variant, tmp_path, caplog):
     assert len(labelled) == (10 if variant == "semi" else TRAIN)
     messages = [r.getMessage() for r in caplog.records if r.name == "kln_jax"]
     assert messages[0].startswith("process 0 of 1, 8 local and 8 global devices, ")
-    assert messages[1].startswith(f"data set {config.dataset}, version ")
-    assert f": {TRAIN} train and " in messages[1]
-    assert messages[2].startswith("train class counts: ")
+    assert messages[1] == f"working directory: {workdir}"
+    assert messages[2].startswith(f"data set {config.dataset}, version ")
+    assert f": {TRAIN} train and " in messages[2]
+    assert messages[3].startswith("train class counts: ")
     assert not [text for text in messages if "also among the training images" in text]
     parts = [text for text in messages if text.startswith("Only a part of ")]
     assert (
@@ -362,7 +364,7 @@ def test_a_run_keeps_its_statistics_and_labelled_rows(tmp_path, monkeypatch):
 
     _write_images(config(first), first)
     with monkeypatch.context() as patch:
-        patch.setattr(epoch_metrics, "show", interrupt)
+        patch.setattr(progress.ProgressReport, "epoch_ended", interrupt)
         with pytest.raises(KeyboardInterrupt):
             experiment.train_and_evaluate(config(first), str(workdir))
     written = (workdir / "labelled.npy").stat().st_mtime_ns
@@ -376,16 +378,18 @@ def test_a_run_keeps_its_statistics_and_labelled_rows(tmp_path, monkeypatch):
         "mnist", data_dir=first, validation_fraction=1 / 6, allow_partial_data=True
     ).train_images
     mean, std = (images / 255).mean(), (images / 255).std()
-    run = experiment.load_run(workdir)
-    assert len(images) == len(run.data.train_images) == TRAIN
-    assert run.data.train_images.max() < 100 < images.max()
+    run, data = learned.load_run(workdir)
+    assert len(images) == len(data.train_images) == TRAIN
+    assert data.train_images.max() < 100 < images.max()
     np.testing.assert_allclose(run.state.mean, [mean], rtol=1e-6)
     np.testing.assert_allclose(run.state.std, [std], rtol=1e-6)
-    unit = augmentation.to_unit(run.data.eval_images)
+    unit = augmentation.to_unit(data.eval_images)
     variables = {"params": run.state.params, "batch_stats": run.state.batch_stats}
     normalised = (unit - jnp.float32(mean)) / jnp.float32(std)
     np.testing.assert_allclose(
-        jax.jit(functools.partial(steps.predict, run.model))(run.state, unit).logits,
+        jax.jit(functools.partial(steps.apply_trained, run.model))(
+            run.state, unit
+        ).logits,
         jax.jit(run.model.apply)(variables, normalised).logits,
         rtol=1e-4,
         atol=1e-5,
@@ -416,7 +420,8 @@ def test_labelled_rows_that_do_not_fit_are_refused(content, message, tmp_path):
     config = _tiny(_config("digits", "semi"), "")
     with pytest.raises(ValueError, match=f"labelled.npy .*{message}.*Remove the file"):
         experiment.train_and_evaluate(config, str(tmp_path))
-    assert [entry.name for entry in tmp_path.iterdir()] == ["labelled.npy"]
+    found = {entry.name for entry in tmp_path.iterdir()}
+    assert found - {".lock"} == {"labelled.npy"}
 
 
 @pytest.mark.parametrize(

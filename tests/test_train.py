@@ -177,11 +177,11 @@ def test_a_run_ends_with_its_error_and_place(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "process 0 of 1, 1 local and 1 global devices, platform cpu" in done.stderr
     assert "epoch 1/1: loss" in done.stderr
-    *_, error, place = done.stdout.splitlines()
+    (error,) = done.stdout.splitlines()
     (workdir,) = (tmp_path / "runs").iterdir()
     assert error.startswith("Test error ")
     assert "of 360 images) after 1 epochs" in error
-    assert place == f"Everything lies in runs/{workdir.name}."
+    assert f"working directory: runs/{workdir.name}\n" in done.stderr
     assert (workdir / "result.json").exists()
 
 

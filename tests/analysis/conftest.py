@@ -1,4 +1,4 @@
-"""A suite of real runs, of a network of a twentieth of the width."""
+"""Real runs of the small suite, made once for all tests of this folder."""
 
 import shutil
 
@@ -6,15 +6,7 @@ import jax
 import pytest
 
 from kln_jax.analysis import runs
-from kln_jax.analysis.suites import Entry, Suite
-
-SMALL = (("batch_size", 120), ("latent_dim", 8), ("width", 0.05))
-KLN = Entry("KLN", "supervised", SMALL)
-DIVERGES = Entry(
-    "diverges", "supervised", (*SMALL, ("clip_norm", 0.0), ("learning_rate", 1e9))
-)
-SUITE = Suite("A small one", "error", ("digits",), (Entry("others"), KLN))
-EPOCHS = 3
+from tests.analysis.small_suite import DIVERGES, EPOCHS, SUITE
 
 
 @pytest.fixture(autouse=True)

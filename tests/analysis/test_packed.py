@@ -12,7 +12,7 @@ from kln_jax.analysis import __main__ as command
 from kln_jax.analysis import learned, packed, records, report
 from kln_jax.analysis.suites import SUITES
 from kln_jax.storage import whole_files
-from tests.analysis.conftest import KLN, SUITE
+from tests.analysis.small_suite import KLN, SUITE
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 

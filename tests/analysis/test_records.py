@@ -11,7 +11,7 @@ from kln_jax.analysis import packed, records, runs
 from kln_jax.analysis.suites import Entry
 from kln_jax.storage import epoch_metrics
 from tests.analysis import made_up
-from tests.analysis.conftest import DIVERGES, EPOCHS, KLN, SMALL
+from tests.analysis.small_suite import DIVERGES, EPOCHS, KLN, SMALL
 
 
 def _read(directory):

@@ -12,7 +12,7 @@ from kln_jax.analysis import packed, report
 from kln_jax.analysis.suites import SUITES, Entry
 from kln_jax.storage import epoch_metrics
 from tests.analysis import made_up
-from tests.analysis.conftest import DIVERGES, KLN, SMALL, SUITE
+from tests.analysis.small_suite import DIVERGES, KLN, SMALL, SUITE
 
 _record = functools.partial(made_up.record, 1.0, name="digits")
 

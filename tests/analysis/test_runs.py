@@ -12,7 +12,7 @@ from kln_jax.analysis import packed, runs
 from kln_jax.analysis.suites import SUITES, Entry
 from kln_jax.training import experiment, loop
 from kln_jax.training.interruption import EXIT_CODE
-from tests.analysis.conftest import DIVERGES, EPOCHS, KLN, SUITE
+from tests.analysis.small_suite import DIVERGES, EPOCHS, KLN, SUITE
 
 
 def test_a_value_that_is_the_default_is_the_run_without_it():

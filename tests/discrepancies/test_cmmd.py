@@ -569,7 +569,7 @@ OTHERS = {
     "polynomial": lambda x, y, key: polynomial(2)(x, x),
     "project": lambda x, y, key: fixed_embeddings.project((x[0], x.T), x),
     "diagnostics": lambda x, y, key: objectives.gram_diagnostics(
-        x, x, kernel=gaussian_mixture(), ridge=0.1
+        x, x, jnp.arange(6), kernel=gaussian_mixture(), ridge=0.1
     ),
 }
 
