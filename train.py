@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
     # After the flags, so that --help answers at once.
     from kln_jax import datasets
     from kln_jax.storage import checkpoints
-    from kln_jax.training import experiment, interruption, parallel
+    from kln_jax.training import experiment, interruption, loop, parallel
     from kln_jax.training.configuration import Config
 
     logger = logging.getLogger("kln_jax")
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
         ValueError,
         OSError,
         checkpoints.CheckpointError,
-        experiment.DivergenceError,
+        loop.DivergenceError,
     ) as error:
         absl_logging.debug("Traceback:", exc_info=True)  # With --verbosity=1.
         _say(error)

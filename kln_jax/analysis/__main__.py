@@ -1,10 +1,9 @@
 """Command line: python -m kln_jax.analysis {run, pack, report, figures, page}."""
 
 import argparse
-import logging
-import pathlib
 import sys
 
+from kln_jax import _cli
 from kln_jax.analysis import figures, learned, packed, page, report, runs
 from kln_jax.analysis.suites import SUITES
 from kln_jax.storage.checkpoints import CheckpointError
@@ -14,7 +13,8 @@ from kln_jax.training.interruption import EXIT_CODE, Interrupted, Interruption
 
 def main() -> None:
     """Runs a command; an error of the user's ends it in one line."""
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
     try:
         if arguments.function is not _run:  # Its configurations choose.
             parallel.choose_platform("")
@@ -23,11 +23,13 @@ def main() -> None:
         print(stopped, file=sys.stderr)
         sys.exit(EXIT_CODE)
     except (ValueError, OSError, CheckpointError) as error:
-        sys.exit(f"kln_jax.analysis: error: {error}")
+        parser.stop(error)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m kln_jax.analysis")
+def _parser() -> _cli.Parser:
+    parser = _cli.Parser(
+        prog="python -m kln_jax.analysis", description="Makes and reports runs."
+    )
     commands = parser.add_subparsers(required=True)
 
     command = commands.add_parser(
@@ -38,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("suite", choices=SUITES, metavar="SUITE", help="see below")
     command.add_argument(
-        "--out", type=pathlib.Path, required=True, help="where all runs lie"
+        "--out", type=_cli.path, required=True, help="where all runs lie"
     )
     command.add_argument("--data_dir", default="", help="where prepared data sets lie")
     command.add_argument(
@@ -64,12 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(function=_run)
 
     command = commands.add_parser("pack", help="add finished runs to packed ones")
-    command.add_argument("out", type=pathlib.Path, help="where the runs lie")
-    command.add_argument("results", type=pathlib.Path, help="where the packed ones lie")
+    command.add_argument("out", type=_cli.path, help="where the runs lie")
+    command.add_argument("results", type=_cli.path, help="where the packed ones lie")
     command.set_defaults(function=_pack)
 
     command = commands.add_parser("report", help="write the tables and figures of runs")
-    command.add_argument("out", type=pathlib.Path, help="where all runs lie, or packed")
+    command.add_argument("out", type=_cli.path, help="where all runs lie, or packed")
     command.set_defaults(function=_report)
 
     for name, function, text in (
@@ -77,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         ("page", _page, "show a run on one page: page.html"),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("workdir", type=pathlib.Path, help="its working directory")
+        command.add_argument("workdir", type=_cli.path, help="its working directory")
         command.set_defaults(function=function)
     return parser
 
@@ -127,7 +129,5 @@ def _page(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    logger = logging.getLogger("kln_jax")
-    logger.addHandler(logging.StreamHandler())
-    logger.propagate = False  # A library may have set up logging of its own.
+    _cli.set_up()
     main()

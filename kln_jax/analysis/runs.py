@@ -18,6 +18,7 @@ from kln_jax.storage import whole_files
 from kln_jax.training import experiment
 from kln_jax.training.configuration import Config
 from kln_jax.training.interruption import Interruption
+from kln_jax.training.loop import DivergenceError
 
 
 def configuration(name: str, variant: str) -> ConfigDict:
@@ -148,7 +149,7 @@ def _make(
         result = experiment.train_and_evaluate(
             Config.from_mapping(config), directory, interruption=interruption
         )
-    except experiment.DivergenceError as divergence:
+    except DivergenceError as divergence:
         return f"{directory}: diverged, {divergence}"
     if not keep:
         shutil.rmtree(directory / "checkpoints", ignore_errors=True)

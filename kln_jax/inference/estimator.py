@@ -140,7 +140,7 @@ class KLNClassifier(
 
         Raises:
           ValueError: If the parameters or the data will not do.
-          kln_jax.training.experiment.DivergenceError: If training diverges.
+          kln_jax.training.loop.DivergenceError: If training diverges.
         """
         # What fails below is then not fitted, rather than a mixture of two fits.
         self.__dict__.pop("state_", None)

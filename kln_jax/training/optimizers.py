@@ -55,7 +55,10 @@ def step_schedule(
 
     def warmed_up(count: ArrayLike) -> ArrayLike:
         # The first step already moves: it takes 1 / w of the rate, not 0.
-        return steps(count) * jnp.minimum(1.0, (jnp.asarray(count) + 1) / warmup_steps)
+        rate: ArrayLike = steps(count) * jnp.minimum(
+            1.0, (jnp.asarray(count) + 1) / warmup_steps
+        )
+        return rate
 
     return warmed_up
 

@@ -197,7 +197,7 @@ def process_index() -> int:
 
 def is_alone() -> bool:
     """Whether there is no other process."""
-    return jax.process_count() == 1
+    return int(jax.process_count()) == 1
 
 
 @contextlib.contextmanager
@@ -219,7 +219,8 @@ def from_main(tree: T) -> T:
     Returns:
       Those of the main process.
     """
-    return multihost_utils.broadcast_one_to_all(tree)
+    received: T = multihost_utils.broadcast_one_to_all(tree)
+    return received
 
 
 def gather(numbers: Sequence[int]) -> np.ndarray:

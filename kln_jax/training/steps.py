@@ -287,7 +287,8 @@ def train_step(
         )
 
     def skip_diagnosis() -> dict[str, Array]:
-        return jax.tree.map(jnp.zeros_like, jax.eval_shape(diagnose))
+        zeros: dict[str, Array] = jax.tree.map(jnp.zeros_like, jax.eval_shape(diagnose))
+        return zeros
 
     is_last = (state.step + 1) % method.steps_per_epoch == 0
     metrics = {
@@ -406,7 +407,8 @@ def evaluate(
     }
     batches = -(-size // (shard * devices))
     sums, _ = lax.scan(body, zeros, jnp.arange(batches))
-    return lax.psum(sums, AXIS)
+    total: dict[str, Array] = lax.psum(sums, AXIS)
+    return total
 
 
 def apply_trained(model: KLN, state: TrainState, images: Array) -> Outputs:
@@ -428,7 +430,8 @@ def apply_trained(model: KLN, state: TrainState, images: Array) -> Outputs:
 
 def without_optimizer(state: TrainState) -> TrainState:
     """Returns a state as NumPy arrays, without what only training needs."""
-    return jax.device_get(state.replace(opt_state=()))
+    kept: TrainState = jax.device_get(state.replace(opt_state=()))
+    return kept
 
 
 def _own_share(
@@ -459,7 +462,8 @@ def _is_healthy(loss: Array, norm: Array, bound: float) -> Array:
     healthy = (jnp.abs(loss) <= bound) & (norm <= bound)
     healthy &= jnp.isfinite(loss) & jnp.isfinite(norm)
     # Devices may round otherwise, but must stop together: they wait for each other.
-    return lax.pmin(healthy.astype(jnp.int32), AXIS) > 0
+    agreed: Array = lax.pmin(healthy.astype(jnp.int32), AXIS)
+    return agreed > 0
 
 
 def _fold(key: Array, purpose: Purpose, step: Array) -> Array:

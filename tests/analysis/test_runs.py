@@ -160,14 +160,14 @@ def test_an_interrupted_suite_goes_on(tmp_path, monkeypatch, capsys):
         *(([name, "{out}"], r"{out} holds no run: ") for name in ("figures", "page")),
     ],
 )
-def test_a_mistake_is_one_line(arguments, message, tmp_path, monkeypatch):
+def test_a_mistake_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
     filled = [argument.format(out=tmp_path) for argument in arguments]
     monkeypatch.setattr("sys.argv", ["analysis", *filled])
     with pytest.raises(SystemExit) as stopped:
         command.main()
-    text = str(stopped.value.code)
-    assert text.startswith("kln_jax.analysis: error: ")
-    assert "\n" not in text
+    assert stopped.value.code == 1
+    (text,) = capsys.readouterr().err.splitlines()
+    assert text.startswith("python -m kln_jax.analysis: error: ")
     assert re.search(message.format(out=tmp_path), text)
     assert not list(tmp_path.iterdir())
 
