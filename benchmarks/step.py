@@ -1,6 +1,7 @@
 """A training step against its floor and against other forms of it, in one run.
 
-    python -m benchmarks.step [--networks mnist conv_large] [--rounds 5]
+    python -m benchmarks.step [--networks mnist conv_large] [--widths 1 0.25 0.1]
+        [--rounds 5]
 
 The floor is the time that the step's products take at the rate of a large matrix
 product, measured in the same run. The plain form is the same network of linen's
@@ -16,6 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -356,6 +358,7 @@ def report(
     num_steps: int = 5,
     matmul_size: int = 2048,
     dtype: str = "float32",
+    width: float = 1.0,
     others: bool = True,
 ) -> Report:
     """Measures all of a network in one run.
@@ -367,9 +370,10 @@ def report(
       num_steps: Steps in a call of the compiled loop.
       matmul_size: Side of the matrices of the product that gives the floor.
       dtype: dtype of the networks, and of that product.
+      width: Channels relative to the paper's; PyTorch's form has the paper's alone.
       others: Whether the plain form and PyTorch's are measured too.
     """
-    setup = build(network, batch_size, dtype)
+    setup = build(network, batch_size, dtype, width=width)
     matmul, matmul_flops = matmul_form(matmul_size, dtype)
     forms = [
         matmul,
@@ -377,9 +381,9 @@ def report(
     ]
     if others:
         with plain_layers():  # While it is built and compiled.
-            plain = build(network, batch_size)
+            plain = build(network, batch_size, width=width)
             forms.append(train_form("plain", plain, num_steps=1, loop=False))
-        if importlib.util.find_spec("torch"):
+        if width == 1 and importlib.util.find_spec("torch"):
             forms.append(torch_form(setup))
     timings = measure(forms, rounds)
     rate = matmul_flops / timings.pop(matmul.name).seconds
@@ -392,11 +396,11 @@ def report(
     )
 
 
-def table(network: str, measured: Report, batch_size: int) -> str:
+def table(network: str, measured: Report, batch_size: int, width: float = 1.0) -> str:
     """Returns a report as text."""
     floor = measured.flops / measured.rate
     lines = [
-        f"{network}: {batch_size} + {batch_size} images, "
+        f"{network}, width {width:g}: {batch_size} + {batch_size} images, "
         f"{measured.flops / 1e9:.1f} GFLOP a step; matmul {measured.rate / 1e9:.0f} "
         f"GFLOP/s; memory of a step {measured.peak_bytes / 2**20:.0f} MiB",
         f"{'form':24} {'ms/step':>9} {'images/s':>9} {'x floor':>8} {'first, s':>9}",
@@ -423,15 +427,15 @@ def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--widths", nargs="+", type=float, default=[1.0, 0.25, 0.1])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch_size", type=int, default=100)
     arguments = parser.parse_args()
     print(f"{parallel.describe()}, JAX {jax.__version__}")
-    for network in arguments.networks:
-        measured = report(
-            network, batch_size=arguments.batch_size, rounds=arguments.rounds
-        )
-        print(f"\n{table(network, measured, arguments.batch_size)}", flush=True)
+    batch_size, rounds = arguments.batch_size, arguments.rounds
+    for network, width in itertools.product(arguments.networks, arguments.widths):
+        measured = report(network, batch_size=batch_size, rounds=rounds, width=width)
+        print(f"\n{table(network, measured, batch_size, width)}", flush=True)
 
 
 if __name__ == "__main__":
