@@ -538,6 +538,14 @@ def test_median_bandwidth_equals_the_definition(seed, copies, log_scale, offset)
     np.testing.assert_allclose(bandwidth, reference.median_bandwidth(x), rtol=1e-4)
 
 
+def test_median_bandwidth_of_many_points_is_exact_and_makes_no_infinity():
+    x = _points(0, 150, 3)
+    x[:30] = x[0]
+    expected = reference.median_bandwidth(x)
+    with jax.debug_infs(True):
+        np.testing.assert_allclose(median_bandwidth(x), expected, rtol=1e-6)
+
+
 def test_median_bandwidth_of_points_that_are_not_finite_is_nan():
     for value in (np.nan, np.inf):
         x = np.array([[0.0], [2.0], [value], [3.0]], np.float32)
