@@ -183,7 +183,7 @@ class ConditionalEmbedding:
           ValueError: If the features are not of the shape of the first ones, or, of a
             ``kernel.on(h)``, not of their type.
         """
-        shape = jnp.shape(x_new)
+        shape = np.shape(x_new)
         if not shape or shape[1:] != self.x.shape[1:]:
             raise ValueError(
                 f"x_new {shape} must be (m, ...) of the features of x {self.x.shape}."
@@ -343,7 +343,7 @@ def cmmd_from_grams(
       Equations 3 and 5 of arXiv 2008.10165.
     """
     arrays = dict(K_s=K_s, K_t=K_t, K_ts=K_ts, L_s=L_s, L_t=L_t, L_st=L_st)
-    shapes = {name: jnp.shape(array) for name, array in arrays.items()}
+    shapes = {name: np.shape(array) for name, array in arrays.items()}
     n_s, n_t = (shapes[name][0] if shapes[name] else 0 for name in ("K_s", "K_t"))
     expected = dict(K_s=(n_s, n_s), K_t=(n_t, n_t), K_ts=(n_t, n_s))
     expected |= dict(L_s=(n_s, n_s), L_t=(n_t, n_t), L_st=(n_s, n_t))
@@ -480,7 +480,7 @@ def check_sets(
     """
     check_kernel("kernel", kernel)
     check_kernel("label_kernel", label_kernel)
-    shapes = {name: jnp.shape(array) for name, array in arrays.items()}
+    shapes = {name: np.shape(array) for name, array in arrays.items()}
     features, labels = [list(shapes.values())[start::2] for start in (0, 1)]
     any_rank = takes_any_rank(kernel)
     if not (

@@ -35,6 +35,8 @@ def as_jax(array: ArrayLike) -> Array:
     """
     if hasattr(array, "__array__") and not isinstance(array, Array):
         array = np.asarray(array)
+        if not array.dtype.isnative:  # As files hold them: HDF5, FITS, IDX.
+            array = array.astype(array.dtype.newbyteorder("="))
         if array.dtype.kind in "iu" and array.size:
             # JAX would let them wrap around.
             bounds = np.iinfo(jnp.asarray(array.ravel()[:0]).dtype)

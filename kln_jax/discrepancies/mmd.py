@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -65,7 +66,7 @@ def mmd(
       Gretton et al., A kernel two-sample test, JMLR 13, 2012, Equations 3 and 5.
     """
     check_kernel("kernel", kernel)
-    shapes = jnp.shape(x), jnp.shape(y)
+    shapes = np.shape(x), np.shape(y)
     if not (
         all(shape and 0 not in shape for shape in shapes)
         and all(takes_any_rank(kernel) or len(shape) == 2 for shape in shapes)

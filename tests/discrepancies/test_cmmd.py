@@ -175,7 +175,7 @@ def test_callables_of_the_users_own_are_kernels():
 @given(
     seed=st.integers(0, 2**16),
     sizes=st.sampled_from([EQUAL, UNEQUAL, (30, 1, 6, 10)]),
-    log_scale=st.floats(-0.5, 1),
+    log_scale=st.floats(-0.5, 6),
     ridge=st.floats(0.05, 10),
 )
 def test_both_forms_equal_the_oracle_in_either_order(seed, sizes, log_scale, ridge):
@@ -207,6 +207,71 @@ def test_value_far_from_the_origin_and_of_sets_far_apart(form, label):
         expected = reference.cmmd(*problem, label_kernel=definition)
         value = form(*problem, label_kernel=ours)
         np.testing.assert_allclose(value, expected, rtol=1e-4)
+
+
+def _pixels_as_they_are(rng):
+    x = rng.integers(256, size=(2, 15, 784)).astype(np.uint8)
+    x[1, :5] = x[0, :5]
+    return x[0], _one_hot(rng, 15, 3), x[1], _one_hot(rng, 15, 3)
+
+
+def _two_clusters(rng):
+    x = np.array([[1.5217], [2.9012], [20000.0], [1.6]], np.float32)
+    return x, _one_hot(rng, 4, 2), x[::-1], _one_hot(rng, 4, 2)
+
+
+def _one_outlier(rng):
+    x_s, x_t = _features(rng, 20, 2), _features(rng, 20, 2)
+    x_s[3] = 99999
+    return x_s, _one_hot(rng, 20, 2), x_t, _one_hot(rng, 20, 2)
+
+
+def _at_the_end_of_float32(rng):
+    x_s, y_s, x_t, y_t = _one_outlier(rng)
+    x_s[3] = 1e30
+    return x_s, y_s, x_t, y_t
+
+
+def _of_large_scale(rng):
+    x_s, x_t = _features(rng, 20, 2, 1e4), _features(rng, 20, 2, 1e4)
+    x_t[:9] = x_s[:9]
+    return x_s, _one_hot(rng, 20, 2), x_t, _one_hot(rng, 20, 2)
+
+
+def _moved_by_a_thousand(rng):
+    x, y = _features(rng, 20, 2), _one_hot(rng, 20, 2)
+    return x, y, x + np.float32(1000), y
+
+
+@FORMS
+@pytest.mark.parametrize(
+    "make",
+    [
+        _pixels_as_they_are,
+        _two_clusters,
+        _one_outlier,
+        _at_the_end_of_float32,
+        _of_large_scale,
+        _moved_by_a_thousand,
+    ],
+)
+def test_features_of_any_scale_give_right_values_and_gradients(make, form):
+    for seed in range(1 if make is _pixels_as_they_are else 8):
+        problem = make(np.random.default_rng(seed))
+        value = form(*problem)
+        np.testing.assert_allclose(value, reference.cmmd(*problem), rtol=1e-4)
+    floats = [np.float32(array) for array in problem]
+    gradients = jax.grad(form, argnums=(0, 1, 2, 3))(*floats)
+    with jax.enable_x64(True):
+        exact = jax.grad(form, argnums=(0, 1, 2, 3))(*map(np.float64, floats))
+    for ours, expected in zip(gradients, exact, strict=True):
+        atol = 1e-3 * np.abs(expected).max() + 1e-5
+        if make in (_of_large_scale, _moved_by_a_thousand):
+            # Many points lie far from the most central one.
+            atol += 5e-6 * np.ptp(np.concatenate(floats[::2]))
+        if make is not _at_the_end_of_float32:
+            np.testing.assert_allclose(ours, expected, atol=atol)
+        assert np.isfinite(ours).all()
 
 
 @CMMD

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import reference
 
-from kln_jax import cmmd, gaussian_mixture, linear, mmd, squared_distances
+from kln_jax import (
+    cmmd,
+    cmmd_test,
+    conditional_embedding,
+    gaussian_mixture,
+    linear,
+    median_bandwidth,
+    mmd,
+    squared_distances,
+)
 
 
 def _points(seed, n, d):
@@ -84,3 +93,23 @@ def test_points_that_are_no_real_numbers_are_refused(array, dtype):
     ):
         with pytest.raises(ValueError, match=f"array of {dtype} .* real numbers"):
             call()
+
+
+def test_lists_and_arrays_of_another_byte_order_are_taken():
+    x, y = _points(0, 4, 3), np.eye(4, dtype=np.float32)
+    key = jax.random.key(0)
+    calls = (
+        lambda x, y: cmmd(x, y, x, y),
+        lambda x, y: mmd(x, y[:, :3] if hasattr(y, "shape") else [r[:3] for r in y]),
+        lambda x, y: cmmd_test(x, y, x, y, key=key, num_resamples=19).statistic,
+        lambda x, y: conditional_embedding(x, y).predict(x),
+        lambda x, y: median_bandwidth(x),
+    )
+    for call in calls:
+        expected = call(x, y)
+        for given in (
+            (x.tolist(), y.tolist()),
+            (x.astype(">f4"), y.astype(">f8")),
+            (x.astype(">f4"), y.astype(">i2")),
+        ):
+            np.testing.assert_allclose(call(*given), expected, rtol=1e-5, atol=1e-6)

@@ -58,34 +58,32 @@ def test_squared_distances_equal_the_definition(n, m, d):
 @KERNELS
 @given(
     seed=st.integers(0, 2**16),
-    log_scale=st.floats(-4, 4),
-    offset=st.sampled_from([0.0, -3.0, 1e3, 1e4]),
+    log_scale=st.floats(-4, 8),
+    offset=st.sampled_from([0.0, -3.0, 1e4, 1e6]),
 )
-def test_squared_distances_are_nonnegative_and_near_zero_on_the_diagonal(
-    seed, log_scale, offset
-):
+def test_squared_distances_are_right_on_any_scale_and_anywhere(seed, log_scale, offset):
     a = _points(seed, 12, 5, 10.0**log_scale, offset)
+    a[6:9] += np.float32(1e3)
+    a[9], a[10] = np.float32(1e9), a[0]
     distances = np.asarray(squared_distances(a, a))
-    # Rounding leaves the diagonal of an expanded square on both sides of 0.
-    assert distances.min() >= 0
-    assert np.diagonal(distances).max() <= 1e-5 * distances.max()
-    np.testing.assert_allclose(distances, distances.T, rtol=1e-4, atol=1e-30)
+    expected = reference.squared_distances(a, a)
+    np.testing.assert_allclose(distances, expected, rtol=1e-6, atol=1e-30)
+    np.testing.assert_array_equal(distances, distances.T)
+    assert not np.diagonal(distances).any()
+    assert distances[0, 10] == 0
+    assert (np.diagonal(gaussian_mixture()(a, a)) == 1).all()
 
 
-@pytest.mark.parametrize("offset", [1e3, -1e3, 1e4])
-def test_squared_distances_far_from_the_origin(offset):
-    a, b = _points(0, 20, 6, offset=offset), _points(1, 15, 6, offset=offset)
-    np.testing.assert_allclose(
-        squared_distances(a, b), reference.squared_distances(a, b), rtol=1e-4
-    )
-
-
-def test_error_of_squared_distances_is_absolute_as_documented():
-    x = _points(0, 50, 2)
-    x = np.concatenate([x, x + np.float32(1000)])
-    error = np.abs(squared_distances(x, x) - reference.squared_distances(x, x))
-    largest = ((x - x.mean(axis=0)) ** 2).sum(axis=1).max()
-    assert 0.02 < error.max() < 8 * np.finfo(np.float32).eps * largest
+def test_gradients_of_distances_have_the_documented_error():
+    a = _points(0, 20, 6, offset=1e3)
+    a[:10] += np.float32(1e3)
+    weights = np.random.default_rng(1).normal(size=(20, 20)).astype(np.float32)
+    gradient = jax.grad(lambda z: (weights * squared_distances(z, z)).sum())(a)
+    wide = np.float64(a)
+    expected = np.einsum("ij,ijk->ik", weights + weights.T, wide[:, None] - wide[None])
+    # 500 from the centre, 8 pairs of some size a row.
+    error = np.abs(gradient - 2 * expected).max()
+    assert error < 100 * 500 * np.finfo(np.float32).eps
 
 
 def test_gradient_of_distances_is_right_where_points_coincide():
@@ -126,21 +124,6 @@ def test_bandwidth_is_a_variance():
     # |a - b|^2 = 4, so that variance 2 gives exp(-4 / (2 * 2)) = 1 / e.
     a, b = np.array([[0.0]], np.float32), np.array([[2.0]], np.float32)
     np.testing.assert_allclose(gaussian_mixture((2,))(a, b), [[np.exp(-1)]], rtol=1e-6)
-
-
-@KERNELS
-@given(
-    seed=st.integers(0, 2**16),
-    log_scale=st.floats(-2, 1),
-    offset=st.sampled_from([0.0, 1e3, 1e4]),
-)
-def test_kernel_of_a_point_with_itself_is_one(seed, log_scale, offset):
-    x = _points(seed, 12, 5, 10.0**log_scale, offset)
-    diagonal = np.diagonal(gaussian_mixture()(x, x))
-    np.testing.assert_allclose(diagonal, np.ones(12), atol=1e-4)
-    assert diagonal.max() <= 1 + 1e-6
-    total = np.diagonal(gaussian_mixture(reduction="sum")(x, x))
-    np.testing.assert_allclose(total, 5 * diagonal, rtol=1e-6)
 
 
 @KERNELS
@@ -553,6 +536,14 @@ def test_median_bandwidth_equals_the_definition(seed, copies, log_scale, offset)
     assert bandwidth.shape == ()
     assert bandwidth.dtype == jnp.float32
     np.testing.assert_allclose(bandwidth, reference.median_bandwidth(x), rtol=1e-4)
+
+
+def test_median_bandwidth_of_many_points_is_exact_and_makes_no_infinity():
+    x = _points(0, 150, 3)
+    x[:30] = x[0]
+    expected = reference.median_bandwidth(x)
+    with jax.debug_infs(True):
+        np.testing.assert_allclose(median_bandwidth(x), expected, rtol=1e-6)
 
 
 def test_median_bandwidth_of_points_that_are_not_finite_is_nan():
