@@ -32,7 +32,7 @@ from kln_jax import (
     weight_matrix,
 )
 from kln_jax.discrepancies.cmmd import check_ridge, solve_both
-from kln_jax.training import fixed_embeddings, objectives
+from kln_jax.training import fixed_embeddings
 
 # The same examples in every run, and no clock in the verdict.
 settings.register_profile("cmmd", derandomize=True, deadline=None, max_examples=20)
@@ -633,9 +633,6 @@ OTHERS = {
     "linear": lambda x, y, key: linear(x, x),
     "polynomial": lambda x, y, key: polynomial(2)(x, x),
     "project": lambda x, y, key: fixed_embeddings.project((x[0], x.T), x),
-    "diagnostics": lambda x, y, key: objectives.gram_diagnostics(
-        x, x, jnp.arange(6), kernel=gaussian_mixture(), ridge=0.1
-    ),
 }
 
 
