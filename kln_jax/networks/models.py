@@ -6,6 +6,7 @@ no initialisation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ class Outputs(NamedTuple):
 
 
 def _batch_norm(
-    axis_name: str | None, dtype: DTypeLike, *, train: bool
+    axis_name: str | None, dtype: DTypeLike, *, train: bool, **options: Any
 ) -> nn.BatchNorm:
     return nn.BatchNorm(
         use_running_average=not train,
@@ -45,6 +46,7 @@ def _batch_norm(
         epsilon=1e-5,
         axis_name=axis_name,
         dtype=dtype,
+        **options,
     )
 
 
@@ -287,6 +289,8 @@ class KLN(nn.Module):
       decoder: Maps Z to images; the decoder of the same name.
       num_classes: Number C of classes.
       normalise_z: Whether Z is batch-normalised once more.
+      z_distance: Mean squared distance in a batch to which Z is standardised, without
+        a learned scale; 0 for Z as it comes.
       axis_name: Device axis over which its batch statistics are shared.
     """
 
@@ -294,6 +298,7 @@ class KLN(nn.Module):
     decoder: Decoder
     num_classes: int
     normalise_z: bool = False
+    z_distance: float = 0.0
     axis_name: str | None = None
 
     @nn.compact
@@ -316,6 +321,18 @@ class KLN(nn.Module):
         z = self.encoder(x, positions, train=train).astype(jnp.float32)
         if self.normalise_z:
             z = _batch_norm(self.axis_name, jnp.float32, train=train)(z)
+        if self.z_distance:
+            # A learned scale would let Z collapse, or grow out of the kernel's sight.
+            fixed: dict[str, Any] = dict(use_scale=False, use_bias=False)
+            z = _batch_norm(
+                self.axis_name,
+                jnp.float32,
+                train=train,
+                name="standardise_z",
+                **fixed,
+            )(z)
+            # Dimensions of variance 1 have a mean squared distance of 2 each.
+            z *= math.sqrt(self.z_distance / (2 * z.shape[-1]))
         logits = nn.Dense(self.num_classes, name="classifier")(z)
         return Outputs(z, self.decoder(z, train=train), logits)
 
@@ -336,6 +353,7 @@ def build(
     num_classes: int,
     latent_dim: int = 128,
     normalise_z: bool = False,
+    z_distance: float = 0.0,
     width: float = 1.0,
     dtype: DTypeLike = jnp.float32,
     axis_name: str | None = None,
@@ -348,6 +366,7 @@ def build(
       num_classes: Number of classes.
       latent_dim: Dimensions of Z.
       normalise_z: Whether Z is batch-normalised after all.
+      z_distance: Mean squared distance to which Z is standardised; 0 for none.
       width: Channels of the hidden layers relative to the paper's.
       dtype: dtype of the networks' computation; parameters, batch statistics, Z and
         logits are float32.
@@ -377,5 +396,6 @@ def build(
         decoder=decoder(channels=image_shape[2], **common),
         num_classes=num_classes,
         normalise_z=normalise_z,
+        z_distance=z_distance,
         axis_name=axis_name,
     )

@@ -254,6 +254,14 @@ is 0.9.
         "Network",
         "Whether Z is batch-normalised before kernel, classifier and decoder.",
     )
+    z_distance: float = _key(
+        0.0,
+        "Network",
+        "Mean squared distance in a batch to which Z is standardised, without a "
+        "learned scale. With 0 Z stays as it is. At a squared distance of 25 the "
+        "kernel of the default bandwidths is 0.1.",
+        at_least=0,
+    )
     dtype: Literal["float32", "bfloat16"] = _key(
         "float32", "Network", "The type in which the network computes."
     )

@@ -112,8 +112,8 @@ def _advice(config: Config) -> str:
     """Returns the key to turn where classes or kernel have collapsed."""
     if not config.clip_norm:
         return "Try clip_norm=10 in a new run."
-    if config.objective == "cmmd" and not config.normalise_z:
-        return "Try normalise_z=True or a smaller ridge in a new run."
+    if config.objective == "cmmd" and not config.z_distance:
+        return "Try z_distance=25 or a smaller ridge in a new run."
     if config.objective == "cmmd" and config.ridge >= 0.1:
         return "Try a smaller ridge in a new run."
     return "Try a smaller learning_rate in a new run."

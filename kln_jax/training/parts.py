@@ -54,6 +54,7 @@ def model(
         num_classes=num_classes,
         latent_dim=config.latent_dim,
         normalise_z=config.normalise_z,
+        z_distance=config.z_distance,
         width=config.width,
         dtype=jnp.dtype(config.dtype),
         axis_name=axis_name,

@@ -248,3 +248,19 @@ def test_images_of_another_size_are_refused():
         models.build("mnist", image_shape=(32, 32, 3), num_classes=10)
     with pytest.raises(ValueError, match=r"network='resnet' must be one of"):
         models.build("resnet", image_shape=(32, 32, 3), num_classes=10)
+
+
+def test_standardised_z_has_the_distance_that_is_asked_for():
+    model = models.build(
+        "mlp", image_shape=(28, 28, 1), num_classes=3, width=0.05, z_distance=25.0
+    )
+    variables = _variables(model, (28, 28, 1))
+    assert "standardise_z" not in variables["params"]  # No scale can be learned.
+    images = jax.random.uniform(jax.random.key(1), (64, 28, 28, 1))
+    outputs, _ = model.apply(variables, images, train=True, mutable=["batch_stats"])
+    z = np.asarray(outputs.z, np.float64)
+    distances = np.square(z[:, None] - z[None]).sum(-1)
+    np.testing.assert_allclose(distances.mean(), 25.0, rtol=1e-2)
+    # The kernel is then the paper's value for different classes of CIFAR-10.
+    kernel = np.exp(-25.0 / (2 * np.array([1, 3, 5, 7, 9]))).mean()
+    np.testing.assert_allclose(kernel, 0.1, atol=5e-3)

@@ -125,9 +125,9 @@ def test_an_autoencoder_knows_of_no_classes():
     ("changes", "advice"),
     [
         (dict(clip_norm=0.0), "clip_norm=10"),
-        (dict(), "normalise_z=True or a smaller ridge"),
-        (dict(normalise_z=True), "a smaller ridge"),
-        (dict(normalise_z=True, ridge=0.01), "a smaller learning_rate"),
+        (dict(), "z_distance=25 or a smaller ridge"),
+        (dict(z_distance=25.0), "a smaller ridge"),
+        (dict(z_distance=25.0, ridge=0.01), "a smaller learning_rate"),
         (dict(objective="cross_entropy"), "a smaller learning_rate"),
     ],
 )
