@@ -23,12 +23,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.scipy.linalg import solve
 from jax.typing import ArrayLike, DTypeLike
 
@@ -78,6 +79,12 @@ def cmmd(
     `jax.vmap`. Features and labels of any number type are computed in float32
     (float64 if one of them is float64).
 
+    A ridge is refused with which rounding may be more than a thousandth of the traces
+    :math:`\langle A, K A\rangle`: a value is right, or there is none. Under jit, vmap
+    and grad no value is there to look at. There only a ridge below
+    n * eps * k(x, x), or not positive, gives NaN, a traced one too. Call the function
+    once as it is, on typical arrays, to have it checked.
+
     Args:
       x_s: Features of set s, shape ``(n_s, d)``. A ``kernel.on(h)`` takes images or
         whatever h takes, ``(n_s, ...)``, of any type, as they are.
@@ -94,7 +101,7 @@ def cmmd(
 
     Raises:
       ValueError: If shapes do not fit, or the ridge is not positive or is too small
-        for the precision of the arrays.
+        for the precision of the arrays, and, but under jit, for these points.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -111,9 +118,11 @@ def cmmd(
     )
     n, largest = max(len(x) for x in arrays[::2]), largest_value(kernel, *arrays[::2])
     check_ridge(ridge, n, float_type(*arrays), largest)
-    value: Array = _cmmd(
+    value: Array
+    value, loss = _cmmd(
         *arrays, jnp.asarray(ridge, float), kernel=kernel, label_kernel=label_kernel
     )
+    _check_loss(loss, ridge, arrays)
     return value
 
 
@@ -127,7 +136,7 @@ def _cmmd(
     *,
     kernel: Kernel,
     label_kernel: Kernel,
-) -> Array:
+) -> tuple[Array, Array]:
     n = len(x_s)
     x = jnp.concatenate([x_s, x_t])
     # From one Gram matrix of all points: equal points of s and t have equal rows in
@@ -137,10 +146,36 @@ def _cmmd(
         y = jnp.concatenate([y_s, y_t])
         K, L = as_floats(K, gram(label_kernel, y, y))
         grams = K[:n, :n], K[n:, n:], K[n:, :n], L[:n, :n], L[n:, n:], L[:n, n:]
-        value: Array = _trace(*grams, ridge)
-        return value
+        pair: tuple[Array, Array] = _trace(*grams, ridge)
+        return pair
+    ridge = _or_nan(ridge, K, max(n, len(x_t)))
     A_s, A_t = solve_both((K[:n, :n], y_s), (K[n:, n:], y_t), ridge)
-    return _squared_distance(K, A_s, A_t)
+    squares = jnp.sum(A_s**2) + jnp.sum(A_t**2)
+    # K A = y - ridge A, so that these are <A, K A>.
+    traces = jnp.sum(A_s * y_s) + jnp.sum(A_t * y_t) - ridge * squares
+    return _squared_distance(K, A_s, A_t), _loss(squares, traces, len(x))
+
+
+def _loss(squares: Array, traces: Array, num_points: int) -> Array:
+    """Returns a bound on the rounding error of a CMMD, relative to its two traces.
+
+    An error E of a Gram matrix, its rounding and that of its factor, moves the value by
+    <A, E A>. The factor was measured: over 2,400 problems of 10 to 1,000 points a set
+    the error was below the bound wherever that is below 0.001.
+    """
+    factor = max(8.0, num_points / 40) * float(np.finfo(squares.dtype).eps)
+    # Traces are positive but of labels 0, or where rounding is all there is.
+    loss = factor * squares / jnp.where(traces > 0.0, traces, 1.0)
+    return lax.stop_gradient(
+        jnp.where((squares > 0.0) & (traces <= 0.0), jnp.ones_like(loss), loss)
+    )
+
+
+def _or_nan(ridge: Array, K: Array, n: int) -> Array:
+    """Returns a ridge, or NaN of one that `check_ridge` refuses: it may be traced."""
+    bound = n * np.finfo(K.dtype).eps * jnp.max(jnp.diagonal(K))
+    ridge = ridge.astype(K.dtype)
+    return jnp.where(ridge >= lax.stop_gradient(bound), ridge, jnp.nan)
 
 
 def _squared_distance(K: Array, A_s: Array, A_t: Array) -> Array:
@@ -295,7 +330,7 @@ def _conditional_embedding(
     x: Array, y: Array, ridge: Array, *, kernel: Kernel
 ) -> ConditionalEmbedding:
     K, y = as_floats(gram(kernel, x, x), y)
-    return ConditionalEmbedding(x, _solve(K, y, ridge), kernel)
+    return ConditionalEmbedding(x, _solve(K, y, _or_nan(ridge, K, len(K))), kernel)
 
 
 def cmmd_from_grams(
@@ -354,7 +389,9 @@ def cmmd_from_grams(
         )
     floats = as_floats(*arrays.values())
     check_ridge(ridge, max(n_s, n_t), floats[0].dtype, _largest_entry(*floats[:2]))
-    value: Array = _trace(*floats, jnp.asarray(ridge, floats[0].dtype))
+    value: Array
+    value, loss = _trace(*floats, jnp.asarray(ridge, floats[0].dtype))
+    _check_loss(loss, ridge, floats)
     return value
 
 
@@ -367,8 +404,9 @@ def _trace(
     L_t: Array,
     L_st: Array,
     ridge: Array,
-) -> Array:
+) -> tuple[Array, Array]:
     n_s, n_t = L_st.shape
+    ridge = _or_nan(_or_nan(ridge, K_s, max(n_s, n_t)), K_t, max(n_s, n_t))
     # One factorisation a Gram: all its right-hand sides are solved for together.
     solved_s, solved_t = solve_both(
         (K_s, jnp.concatenate([K_s, L_s, K_ts.T], axis=1)),
@@ -379,7 +417,11 @@ def _trace(
     P_t, Q_t, R_t = jnp.split(solved_t, [n_t, 2 * n_t], axis=1)
     cross = jnp.sum(R_s * R_t.T)
     # tr(H L) = tr(K~^-1 K K~^-1 L) = tr(P Q).
-    return (jnp.sum(P_s * Q_s.T) - cross) + (jnp.sum(P_t * Q_t.T) - cross)
+    own_s, own_t = jnp.sum(P_s * Q_s.T), jnp.sum(P_t * Q_t.T)
+    # tr(K~^-1 L K~^-1), as K~^-1 = (I - P) / ridge: the sum of squared coefficients.
+    squares = (jnp.trace(Q_s) + jnp.trace(Q_t) - own_s - own_t) / ridge
+    loss = _loss(squares, own_s + own_t, n_s + n_t)
+    return (own_s - cross) + (own_t - cross), loss
 
 
 def weight_matrix(K: ArrayLike, *, ridge: float | Array) -> Array:
@@ -419,6 +461,7 @@ def weight_matrix(K: ArrayLike, *, ridge: float | Array) -> Array:
 
 @jax.jit
 def _weight_matrix(K: Array, ridge: Array) -> Array:
+    ridge = _or_nan(ridge, K, len(K))
     H = _solve(K, _solve(K, K, ridge).T, ridge)
     return 0.5 * (H + H.T)  # Symmetric, as it is without rounding.
 
@@ -542,6 +585,19 @@ def check_ridge(
             f"{np.dtype(dtype).name}. Use a larger ridge, such as "
             f"{max(0.1 * largest, 10 * bound):.2g}, or float64 arrays with "
             "jax_enable_x64."
+        )
+
+
+def _check_loss(loss: Array, ridge: float | Array, arrays: Sequence[Array]) -> None:
+    """Refuses a value of which rounding may be more than a thousandth of its traces."""
+    if isinstance(loss, jax.core.Tracer) or float(loss) <= 1e-3:
+        return
+    if float(loss) > 1e-3 or all(bool(jnp.isfinite(x).all()) for x in arrays):
+        raise ValueError(
+            f"ridge={float(ridge):g} is too small for these points in "
+            f"{loss.dtype.name}: rounding may be {float(loss):.1g} of the CMMD's "
+            "traces, and at most 0.001 is let through. Use a larger ridge, a narrower "
+            "kernel, or float64 arrays with jax_enable_x64."
         )
 
 

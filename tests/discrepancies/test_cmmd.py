@@ -1059,7 +1059,7 @@ def test_ridge_is_in_units_of_the_kernel(kernel, largest):
     ):
         with pytest.raises(ValueError, match=r"is below n \* eps"):
             call(0.9 * bound)
-        call(1.1 * bound)
+        jax.eval_shape(functools.partial(call, 1.1 * bound))
 
 
 def test_ridge_is_in_units_of_the_gram_matrices():
@@ -1072,6 +1072,68 @@ def test_ridge_is_in_units_of_the_gram_matrices():
             call(1e-3)
         assert np.isfinite(call(1e-2)).all()
         assert np.isfinite(jax.jit(call)(1e-2)).all()
+
+
+def _line(n, seed=0):
+    x = np.linspace(0, 1, n, dtype=np.float32)[:, None]
+    rng = np.random.default_rng(seed)
+    return x, _one_hot(rng, n, 2), x, _one_hot(rng, n, 2)
+
+
+def _exact(problem, **options):
+    with jax.enable_x64(True):
+        return float(cmmd(*map(np.float64, problem), **options))
+
+
+@FORMS
+@pytest.mark.parametrize(("n", "ridge"), [(10, 1.3e-6), (300, 1e-3), (500, 0.1)])
+def test_a_value_that_would_be_rounding_is_refused(n, ridge, form):
+    with pytest.raises(ValueError, match=rf"{ridge:g} is too small for these points"):
+        form(*_line(n), ridge=ridge)
+
+
+@pytest.mark.parametrize("n", [10, 60, 300])
+@pytest.mark.parametrize("scale", [0.01, 1, 100])
+@pytest.mark.parametrize("d", [1, 20])
+def test_a_ridge_that_is_accepted_gives_the_right_value(n, scale, d):
+    rng = np.random.default_rng(0)
+    problem = (
+        _features(rng, n, d, scale), _one_hot(rng, n, 3),
+        _features(rng, n, d, scale), _one_hot(rng, n, 3),
+    )  # fmt: skip
+    zero = 0 * problem[1]
+    accepted = 0
+    for ridge in (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0):
+        for bandwidths in ((1, 3, 5, 7, 9), (100,)):
+            options = dict(ridge=ridge, kernel=gaussian_mixture(bandwidths))
+            try:
+                value = cmmd(*problem, **options)
+            except ValueError:
+                continue
+            accepted += 1
+            x_s, y_s, x_t, y_t = problem
+            traces = _exact((x_s, y_s, x_t, zero), **options) + _exact(
+                (x_s, zero, x_t, y_t), **options
+            )
+            np.testing.assert_allclose(
+                value, _exact(problem, **options), atol=1e-3 * traces, rtol=0
+            )
+    assert accepted >= 2
+
+
+def test_labels_that_are_zero_have_no_distance():
+    x_s, y_s, x_t, y_t = _problem()
+    assert cmmd(x_s, 0 * y_s, x_t, 0 * y_t) == 0
+
+
+@FORMS
+def test_a_traced_ridge_that_would_be_refused_gives_nan(form):
+    x, y, _, _ = _line(256)
+    equal = np.ones_like(x), y, np.ones_like(x), y[::-1]
+    program = jax.jit(lambda ridge: form(*equal, ridge=ridge))
+    for ridge in (-2.0, 0.0, 1e-6, np.nan):
+        assert np.isnan(program(ridge))
+    np.testing.assert_allclose(program(1.0), _exact(equal, ridge=1.0), atol=1e-3)
 
 
 def test_features_that_are_not_finite_are_not_blamed_on_the_ridge():
