@@ -49,15 +49,13 @@ def main(argv: Sequence[str]) -> None:
             "--config=configs/digits.py:semi"
         )
     # After the flags, so that --help answers at once.
-    from kln_jax import datasets
+    from kln_jax import _cli, datasets
     from kln_jax.storage import checkpoints
     from kln_jax.training import experiment, interruption, loop, parallel
     from kln_jax.training.configuration import Config
 
-    logger = logging.getLogger("kln_jax")
-    logger.addHandler(logging.StreamHandler())
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    _cli.set_up(logging.INFO)
+    logging.getLogger("kln_jax").addFilter(parallel.is_told_by_this_process)
     try:
         config = Config.from_mapping(_CONFIG.value)
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

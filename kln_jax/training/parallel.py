@@ -200,6 +200,23 @@ def is_alone() -> bool:
     return int(jax.process_count()) == 1
 
 
+def is_told_by_this_process(record: logging.LogRecord) -> bool:
+    """Filters a log: of several processes the first tells what all of them know.
+
+    Args:
+      record: What is to be logged.
+
+    Returns:
+      Whether it is: each process tells its errors, and which one it is.
+    """
+    return (
+        record.levelno >= logging.ERROR
+        or not jax.distributed.is_initialized()
+        or is_main()
+        or record.getMessage() == describe()
+    )
+
+
 @contextlib.contextmanager
 def main_first() -> Iterator[None]:
     """Lets the main process go through a block before the others do."""

@@ -1,3 +1,4 @@
+import logging
 import os
 import time
 
@@ -158,3 +159,27 @@ def test_the_compilation_cache_is_set_unless_the_user_has_set_one(caplog):
         assert jax.config.jax_compilation_cache_dir == os.path.expanduser("~/somewhere")
     finally:
         jax.config.update("jax_compilation_cache_dir", theirs)
+
+
+@pytest.mark.parametrize(
+    ("level", "is_initialized", "is_main", "is_told"),
+    [
+        (logging.INFO, False, False, True),
+        (logging.INFO, True, True, True),
+        (logging.WARNING, True, False, False),
+        (logging.ERROR, True, False, True),
+    ],
+)
+def test_of_several_processes_the_first_tells_what_all_know(
+    level, is_initialized, is_main, is_told, monkeypatch
+):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: is_initialized)
+    monkeypatch.setattr(parallel, "is_main", lambda: is_main)
+
+    def told(text):
+        return parallel.is_told_by_this_process(
+            logging.LogRecord("kln_jax", level, "", 0, text, (), None)
+        )
+
+    assert told("epoch 1") == is_told
+    assert told(parallel.describe())  # Each says which one it is.
