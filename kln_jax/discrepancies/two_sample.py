@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import numbers
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -34,10 +35,14 @@ from kln_jax.discrepancies.kernels import (
     gram,
     largest_value,
     linear,
+    median_bandwidth,
 )
 
 # Values that differ by less than the error of the linear solver are ties.
 _TIE = 1e-4
+_NEARLY_ALL = 0.98
+# On points of median distance 1.
+_MIXTURE = gaussian_mixture((0.25, 0.5, 1, 2, 4))
 # Elements of one array of the solver: bounds the memory of a batch of resamples.
 _BATCH_ELEMENTS = 2**22
 
@@ -61,7 +66,7 @@ def cmmd_test(
     y_t: ArrayLike,
     *,
     key: Array,
-    kernel: Kernel = gaussian_mixture((1, 3, 5, 7, 9)),
+    kernel: Kernel | None = None,
     label_kernel: Kernel = linear,
     ridge: float | Array | None = None,
     num_resamples: int = 999,
@@ -94,13 +99,18 @@ def cmmd_test(
     level is approximate. The ridges of both regressions are chosen by leave-one-out.
     The function works under `jax.jit` and `jax.vmap`.
 
+    It warns, but under those, if the kernel sees nothing: if nearly all of its values
+    between two points are about 0, or about k(x, x), or if most resamples tie.
+
     Args:
       x_s: Features of set s, shape ``(n_s, d)``, or of any rank with ``kernel.on(h)``.
       y_s: One-hot labels or real values of set s, shape ``(n_s, C)``.
       x_t: Features of set t, shape ``(n_t, d)``.
       y_t: One-hot labels or real values of set t, shape ``(n_t, C)``.
       key: Key of the resamples. The same key gives the same p-value.
-      kernel: Kernel on features.
+      kernel: Kernel on features. The default is a mixture of Gaussian kernels of
+        a quarter to four times `median_bandwidth` of both sets together. It depends
+        on no group, so that the level is that of a fixed kernel.
       label_kernel: Kernel on y. The linear kernel compares class probabilities of
         one-hot labels, but only the means of real values; a Gaussian mixture
         compares their distributions, and costs ``n_s + n_t`` right-hand sides.
@@ -135,7 +145,13 @@ def cmmd_test(
       arXiv 2008.10165 for the CMMD.
     """
     x_s, y_s, x_t, y_t = check_sets(
-        "cmmd_test", kernel, label_kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t
+        "cmmd_test",
+        kernel or _MIXTURE,
+        label_kernel,
+        x_s=x_s,
+        y_s=y_s,
+        x_t=x_t,
+        y_t=y_t,
     )
     check_key(key)
     n_s, n_t = len(x_s), len(x_t)
@@ -151,7 +167,8 @@ def cmmd_test(
         )
     if ridge is not None:
         dtype = float_type(x_s, y_s)
-        check_ridge(ridge, n_s + n_t, dtype, largest_value(kernel, x_s, x_t))
+        largest = largest_value(kernel or _MIXTURE, x_s, x_t)
+        check_ridge(ridge, n_s + n_t, dtype, largest)
         ridge = jnp.asarray(ridge, float)
     x, y = jnp.concatenate([x_s, x_t]), jnp.concatenate([y_s, y_t])
     log_odds = None
@@ -167,18 +184,40 @@ def cmmd_test(
                 f"log_density_ratio must return shape {(n_s + n_t,)}, one value a "
                 f"point, but returned {log_odds.shape}. Drop further axes."
             )
-    result: CMMDTestResult = _cmmd_test(
+    if kernel is None:
+        x = x / jnp.sqrt(median_bandwidth(x))
+    statistic, p_value, shares = _cmmd_test(
         x,
         y,
         log_odds,
         ridge,
         key,
         n_s=n_s,
-        kernel=kernel,
+        kernel=kernel or _MIXTURE,
         label_kernel=label_kernel,
         num_resamples=int(num_resamples),
     )
-    return result
+    _warn(shares)
+    return CMMDTestResult(statistic, p_value)
+
+
+def _warn(shares: Array) -> None:
+    """Warns of a kernel that sees nothing; of what is traced nothing is known."""
+    if isinstance(shares, jax.core.Tracer):
+        return
+    zeros, ones, ties = map(float, shares)
+    for share, what in (
+        (zeros, "kernel values between two points are about 0"),
+        (ones, "kernel values between two points are about k(x, x)"),
+        (ties, "resamples have the observed statistic"),
+    ):
+        if share > _NEARLY_ALL:
+            warnings.warn(
+                f"{share:.0%} of the {what}, so that cmmd_test can hardly reject. "
+                "Leave the kernel out, for one of the scale of the points, or give "
+                "gaussian_mixture((median_bandwidth(x),)) of all points x.",
+                stacklevel=3,
+            )
 
 
 @functools.partial(
@@ -195,7 +234,7 @@ def _cmmd_test(
     kernel: Kernel,
     label_kernel: Kernel,
     num_resamples: int,
-) -> CMMDTestResult:
+) -> tuple[Array, Array, Array]:
     K, y = as_floats(gram(kernel, x, x), y)
     S = jnp.where(jnp.arange(len(x)) < n_s, 1.0, -1.0).astype(K.dtype)
     # In units of the largest value sums and squares neither overflow nor vanish.
@@ -219,11 +258,24 @@ def _cmmd_test(
     exceed = jnp.sum(same | ~(T[1:] < T[0] * (1.0 - _TIE)))
     p_value = ((1 + exceed) / (1 + num_resamples)).astype(K.dtype)
     unit *= unit_left
-    T = T[0] * unit * unit
     # The solver starts at zero, and would leave it there.
     finite = jnp.all(jnp.isfinite(R)) & jnp.all(jnp.isfinite(log_odds))
-    T, p_value = (jnp.where(finite, value, jnp.nan) for value in (T, p_value))
-    return CMMDTestResult(T, p_value)
+    ties = jnp.mean((jnp.abs(T[1:] - T[0]) <= _TIE * T[0]) & ~same & (T[0] > 0.0))
+    statistic = T[0] * unit * unit
+    statistic, p_value = (
+        jnp.where(finite, value, jnp.nan) for value in (statistic, p_value)
+    )
+    return statistic, p_value, jnp.stack([*_flat_shares(K), ties.astype(K.dtype)])
+
+
+def _flat_shares(K: Array) -> tuple[Array, Array]:
+    """Returns the shares of pairs whose kernel value is about 0, and about k(x, x)."""
+    norms = jnp.sqrt(jnp.abs(jnp.diagonal(K)))
+    sizes = norms[:, None] * norms[None, :]
+    pairs = len(K) * (len(K) - 1)
+    zeros = jnp.sum((jnp.abs(K) < 1e-3 * sizes).astype(K.dtype)) / pairs
+    ones = jnp.sum((sizes * (1.0 - 1e-3) < K).astype(K.dtype)) - len(K)
+    return zeros, ones / pairs
 
 
 def _in_units(values: Array) -> tuple[Array, Array]:

@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +13,13 @@ from jax import lax
 from scipy.special import expit
 from scipy.stats import binom
 
-from kln_jax import cmmd, gaussian_mixture, linear
+from kln_jax import cmmd, gaussian_mixture, linear, median_bandwidth
 from kln_jax.discrepancies import two_sample as module
 
 # One number of resamples, so that most tests share one compiled program.
 cmmd_test = functools.partial(module.cmmd_test, num_resamples=99)
 
+# What the test itself takes is of another scale.
 KERNEL = gaussian_mixture((1, 3, 5, 7, 9))
 N_S, N_T = 30, 40
 
@@ -86,7 +89,9 @@ def test_the_statistic_is_the_cmmd_of_the_pooled_residuals(ridge):
     expected = cmmd(
         x_s, r[:N_S], x_t, r[N_S:], ridge=trace / 10 if ridge is None else ridge
     )
-    found = cmmd_test(x_s, y_s, x_t, y_t, key=jax.random.key(0), ridge=ridge)
+    found = cmmd_test(
+        x_s, y_s, x_t, y_t, key=jax.random.key(0), ridge=ridge, kernel=KERNEL
+    )
     np.testing.assert_allclose(found.statistic, expected, rtol=2e-3)
 
 
@@ -189,6 +194,35 @@ def test_a_gaussian_label_kernel_sees_a_change_of_variance():
     data, key = (x_s, y_s, x_t, y_t), jax.random.key(0)
     assert cmmd_test(*data, key=key, label_kernel=KERNEL).p_value < 0.02
     assert cmmd_test(*data, key=key).p_value > 0.05
+
+
+@pytest.mark.parametrize("d", [3, 10, 200])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+def test_opposite_labels_are_told_apart_on_any_scale(d, scale):
+    rng = np.random.default_rng(0)
+    x_s, x_t = 50 * scale + scale * rng.normal(size=(2, 100, d))
+    y_s, y_t = (np.eye(2)[(x[:, 0] > 50 * scale).astype(int)] for x in (x_s, x_t))
+    found = cmmd_test(x_s, y_s, x_t, 1 - y_t, key=jax.random.key(0))
+    assert found.p_value <= (0.01 if d < 200 else 0.2)  # Few points for 200.
+    wide = median_bandwidth(np.concatenate([x_s, x_t]))
+    kernel = gaussian_mixture([b * float(wide) for b in (0.25, 0.5, 1, 2, 4)])
+    explicit = cmmd_test(x_s, y_s, x_t, 1 - y_t, key=jax.random.key(0), kernel=kernel)
+    np.testing.assert_allclose(explicit.statistic, found.statistic, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("scale", "share"), [(1e3, "values between two points are about 0"),
+                         (1e-4, r"about k\(x, x\)")]
+)  # fmt: skip
+def test_a_kernel_that_sees_nothing_is_warned_of(scale, share):
+    x_s, y_s, x_t, y_t = _draw(jax.random.key(1))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        cmmd_test(
+            scale * x_s, y_s, scale * x_t, y_t, key=jax.random.key(0), kernel=KERNEL
+        )
+    (message,) = {str(one.message) for one in found if share[-5:-2] in str(one.message)}
+    assert re.search(share + ".*Leave the kernel out", message)
 
 
 @pytest.mark.slow
