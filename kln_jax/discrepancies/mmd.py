@@ -7,7 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike
 
 from kln_jax.discrepancies.float_arrays import as_floats, matmul
@@ -19,6 +19,9 @@ from kln_jax.discrepancies.kernels import (
     gram,
     takes_any_rank,
 )
+
+# Small beside the sets of which memory is short.
+_BLOCK_ROWS = 256
 
 
 def mmd(
@@ -42,7 +45,10 @@ def mmd(
     that it takes either sign.
 
     `cmmd` compares P(Y|X), this compares P(X). The function is compiled,
-    differentiable in both arrays, and works under `jax.vmap`.
+    differentiable in both arrays, and works under `jax.vmap`. It holds 256 rows of the
+    Gram matrix of all points at a time: with its gradient it takes about 0.5 GB for
+    25,000 + 25,000 points in float32. With a ``kernel.on(h)`` it holds the whole
+    matrix, 10 GB: embed first.
 
     Args:
       x: Points, shape ``(n, d)``, or of any rank with ``kernel.on(h)``.
@@ -91,11 +97,40 @@ def mmd(
 def _mmd(x: Array, y: Array, *, kernel: Kernel, unbiased: bool) -> Array:
     n, m = len(x), len(y)
     z = jnp.concatenate([x, y])
-    # From one Gram matrix, as in `cmmd`: what should cancel does.
-    (K,) = as_floats(gram(kernel, z, z))
-    weights = jnp.concatenate([jnp.full(n, 1 / n), jnp.full(m, -1 / m)]).astype(K.dtype)
-    value = jnp.sum(weights * matmul(K, weights))
+    dtype = jax.eval_shape(lambda z: as_floats(gram(kernel, z, z))[0], z[:1]).dtype
+    s, t = jnp.full(n, 1 / n, dtype), jnp.full(m, 1 / m, dtype)
+    # The means over s less those over t; and of unbiased ones each.
+    means = [jnp.concatenate([s, -t])]
     if unbiased:
-        for own in (K[:n, :n], K[n:, n:]):
-            value += (jnp.mean(own) - jnp.mean(jnp.diagonal(own))) / (len(own) - 1)
+        means += [jnp.pad(s, (0, m)), jnp.pad(t, (n, 0))]
+    W = jnp.stack(means, axis=1)
+    # An embedding is computed of all points at once.
+    rows = len(z) if takes_any_rank(kernel) else _BLOCK_ROWS
+
+    # Computed again in the gradient: no more than a block of the Gram matrix is held.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def forms(block: Array, weights: Array) -> Array:
+        (K,) = as_floats(gram(kernel, block, z))
+        return jnp.sum(weights * matmul(K, W), axis=0)
+
+    def add(total: Array, block: tuple[Array, ...]) -> tuple[Array, None]:
+        return total + forms(*block), None
+
+    num_whole = len(z) // rows
+    blocks = tuple(
+        array[: num_whole * rows].reshape(num_whole, rows, *array.shape[1:])
+        for array in (z, W)
+    )
+    total = lax.scan(add, jnp.zeros(W.shape[1], dtype), blocks)[0]
+    if num_whole * rows < len(z):
+        total += forms(z[num_whole * rows :], W[num_whole * rows :])
+    value = total[0]
+    if unbiased:
+
+        def own_value(point: Array) -> Array:
+            return as_floats(gram(kernel, point[None], point[None]))[0][0, 0]
+
+        diagonal = lax.map(own_value, z, batch_size=rows)
+        for mean, own in ((total[1], diagonal[:n]), (total[2], diagonal[n:])):
+            value += (mean - jnp.mean(own)) / (len(own) - 1)
     return value

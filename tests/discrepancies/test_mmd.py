@@ -121,3 +121,20 @@ def test_equal_kernels_are_not_compiled_again():
     mmd(x, y, kernel=gaussian_mixture([2, 4]))
     with jax.no_tracing(True):
         mmd(x, y, kernel=gaussian_mixture([2, 4]))
+
+
+@UNBIASED
+@pytest.mark.parametrize("rows", [5, 6, 100])
+def test_blocks_of_rows_sum_to_the_whole(unbiased, rows, monkeypatch):
+    monkeypatch.setattr("kln_jax.discrepancies.mmd._BLOCK_ROWS", rows)
+    x, y = _sets(shift=0.5)
+    kernel = gaussian_mixture((rows, 2))  # Of each number of rows compiled anew.
+    value = mmd(x, y, kernel=kernel, unbiased=unbiased)
+    expected = reference.mmd(x, y, reference.gaussian_mixture((rows, 2)), unbiased)
+    np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_no_more_than_a_block_of_the_gram_matrix_is_held():
+    points = jax.ShapeDtypeStruct((25_000, 4), np.float32)
+    program = jax.jit(jax.value_and_grad(mmd)).lower(points, points).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 2**30
