@@ -95,14 +95,15 @@ def test_which_data_a_run_had_is_known_even_if_it_diverged(copied):
 @pytest.mark.parametrize(
     "name", ["config.json", "data.json", "result.json", "metrics.jsonl"]
 )
-def test_a_damaged_run_is_named_in_one_line(name, content, copied, monkeypatch):
+def test_a_damaged_run_is_named_in_one_line(name, content, copied, monkeypatch, capsys):
     (copied / name).write_bytes(content)
     monkeypatch.setattr("sys.argv", ["analysis", "report", str(copied.parent)])
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit, match="1"):
         command.main()
-    message = rf"kln_jax\.analysis: error: {copied / name} is damaged: .*\."
-    assert re.fullmatch(message, stopped.value.code)
-    assert stopped.value.code.count("Restore it, ") == 1
+    message = rf"python -m kln_jax\.analysis: error: {copied / name} is damaged: .*\.\n"
+    found = capsys.readouterr().err
+    assert re.fullmatch(message, found)
+    assert found.count("Restore it, ") == 1
 
 
 @pytest.mark.parametrize("name", ["config.json", "data.json", "metrics.jsonl"])
