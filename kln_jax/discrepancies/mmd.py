@@ -116,12 +116,13 @@ def _mmd(x: Array, y: Array, *, kernel: Kernel, unbiased: bool) -> Array:
     def add(total: Array, block: tuple[Array, ...]) -> tuple[Array, None]:
         return total + forms(*block), None
 
-    num_whole = len(z) // rows
-    blocks = tuple(
-        array[: num_whole * rows].reshape(num_whole, rows, *array.shape[1:])
-        for array in (z, W)
-    )
-    total = lax.scan(add, jnp.zeros(W.shape[1], dtype), blocks)[0]
+    num_whole, total = len(z) // rows, jnp.zeros(W.shape[1], dtype)
+    if num_whole:  # A loop of no block would be traced all the same.
+        blocks = tuple(
+            array[: num_whole * rows].reshape(num_whole, rows, *array.shape[1:])
+            for array in (z, W)
+        )
+        total = lax.scan(add, total, blocks)[0]
     if num_whole * rows < len(z):
         total += forms(z[num_whole * rows :], W[num_whole * rows :])
     value = total[0]
