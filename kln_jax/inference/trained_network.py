@@ -94,19 +94,18 @@ def _restore(
 ) -> TrainState:
     """Reads the newest state of a run, without that of the optimiser."""
     channels = image_shape[-1]
-    with jax.enable_x64(False):  # Parameters are float32 whatever the process has.
-        like = jax.eval_shape(
-            lambda key: steps.init_state(
-                model,
-                # How long an epoch is changes nothing of the layout.
-                parts.optimizer(config, steps_per_epoch=1),
-                key,
-                mean=np.zeros(channels),
-                std=np.ones(channels),
-                image_shape=image_shape,
-            ),
-            jax.random.key(config.seed),
-        )
+    like = jax.eval_shape(
+        lambda key: steps.init_state(
+            model,
+            # How long an epoch is changes nothing of the layout.
+            parts.optimizer(config, steps_per_epoch=1),
+            key,
+            mean=np.zeros(channels),
+            std=np.ones(channels),
+            image_shape=image_shape,
+        ),
+        jax.random.key(config.seed),
+    )
     with Checkpoints(directory, read_only=True) as checkpoints:
         restored = checkpoints.restore(like)
     if restored is None:

@@ -27,6 +27,8 @@ State = TypeVar("State")
 Arrays = Mapping[str, np.ndarray]
 
 _CHECKSUMS = "checksums.json"
+# How many of the newest stay: one to fall back on if the newest is damaged.
+_KEPT = 2
 # What Orbax names a tree that is given no name.
 _ITEM = "default"
 _HISTORY = "history"
@@ -51,14 +53,13 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints in a directory, named by their step.
+    """The two newest checkpoints in a directory, named by their step.
 
     Saving goes on in the background; leaving the context waits for it. A checkpoint
     that is not whole when the process dies is not there for the next one.
 
     Args:
       directory: Where they lie; made if it is absent.
-      keep: How many of the newest to keep.
       process: The number of this process; no other one saves.
       read_only: Whether to change nothing, as another process may be writing there.
     """
@@ -67,7 +68,6 @@ class Checkpoints:
         self,
         directory: pathlib.Path,
         *,
-        keep: int = 2,
         process: int = 0,
         read_only: bool = False,
     ) -> None:
@@ -82,7 +82,7 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(
                 create=False,
                 cleanup_tmp_directories=not read_only,
-                preservation_policy=preservation_policy.LatestN(keep),
+                preservation_policy=preservation_policy.LatestN(_KEPT),
                 # Called once all is written, before the directory gets its name.
                 async_options=ocp.options.AsyncOptions(
                     post_finalization_callback=self._write_checksums

@@ -361,11 +361,11 @@ def cache_compilations(directory: str) -> None:
     """Lets JAX keep compiled programs, so that the next start need not compile.
 
     Args:
-      directory: Where they lie, made if it is absent; ``""`` for none. Without the
-        home directory that it names there is none either, and a warning. What the user
-        told JAX itself, as by JAX_COMPILATION_CACHE_DIR, goes before.
+      directory: Where they lie, made if it is absent. Without the home directory that
+        it names nothing is kept, with a warning. What the user told JAX itself, as by
+        JAX_COMPILATION_CACHE_DIR, goes before.
     """
-    if directory and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         try:
             path = str(pathlib.Path(directory).expanduser())
         except RuntimeError:  # As of a container's user whom it does not know.
