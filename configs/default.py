@@ -34,7 +34,7 @@ _ABLATIONS: dict[str, dict[str, Any]] = {
     "no_reconstruction": dict(reconstruction_weight=0.0),
     "no_confidence": dict(confidence_weight=0.0),
     # The ridge is that of CGMMN, for the paper gives none.
-    "as_printed": dict(clip_norm=0.0, ridge=1e-3),
+    "as_printed": dict(clip_norm=0.0, ridge=1e-3, z_distance=0.0),
 }
 
 

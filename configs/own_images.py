@@ -13,7 +13,8 @@ In colour, with the deeper network and its augmentation:
 
     python train.py --config=configs/own_images.py --config.data_dir=DIR \
         --config.image_size=32 --config.network=conv_large \
-        --config.normalise=True --config.crop_padding=2 --config.flip=True
+        --config.z_distance=25 --config.normalise=True \
+        --config.crop_padding=2 --config.flip=True
 
 Leave flip out where a mirrored image is of another class. The semi-supervised
 variant uses the labels of 100 images; --config.num_labels sets another number.

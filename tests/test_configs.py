@@ -154,6 +154,7 @@ def test_a_variant_differs_in_what_its_name_says_and_in_nothing_else(base):
         reconstruction_weight=0.0,
     )
     for name in ("mnist", "digits", "fashion_mnist", "own_images", "cifar10", "svhn"):
+        printed = dict(z_distance=0.0) if name in ("cifar10", "svhn") else {}
         expected = {
             "ce": dict(objective="cross_entropy"),
             "cgmmn": cgmmn,
@@ -161,7 +162,7 @@ def test_a_variant_differs_in_what_its_name_says_and_in_nothing_else(base):
             "pca": dict(kernel_on="pca"),
             "autoencoder": dict(kernel_on="autoencoder"),
             "no_reconstruction": dict(reconstruction_weight=0.0),
-            "as_printed": dict(clip_norm=0.0, ridge=1e-3)
+            "as_printed": dict(clip_norm=0.0, ridge=1e-3, **printed)
             | (dict(flip=True) if name == "svhn" else {}),
         }
         if base == "semi":
@@ -212,6 +213,7 @@ MNIST = dict(
 SVHN = dict(
     dataset="svhn_cropped",
     network="conv_large",
+    z_distance=25.0,  # A departure: 0 is as printed.
     num_epochs=40,
     validation_fraction=0.0,
     crop_padding=2,
@@ -220,6 +222,7 @@ SVHN = dict(
 )
 CIFAR = dict(
     network="conv_large",
+    z_distance=25.0,  # The same departure.
     num_epochs=150,
     validation_fraction=0.0,
     crop_padding=2,
