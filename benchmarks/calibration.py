@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 from jax.scipy.linalg import solve
-from scipy.stats import binom  # type: ignore[import-untyped]
+from scipy.stats import binom
 
 from kln_jax import gaussian_mixture, squared_distances
 from kln_jax.discrepancies import two_sample

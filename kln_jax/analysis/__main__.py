@@ -1,10 +1,10 @@
-"""Command line: python -m kln_jax.analysis {run, pack, report, figures, page}."""
+"""Command line: python -m kln_jax.analysis COMMAND; --help lists the commands."""
 
 import argparse
 import sys
 
 from kln_jax import _cli
-from kln_jax.analysis import figures, learned, packed, page, report, runs
+from kln_jax.analysis import figures, learned, packed, page, protocol, report, runs
 from kln_jax.analysis.suites import SUITES
 from kln_jax.storage.checkpoints import CheckpointError
 from kln_jax.training import parallel
@@ -16,7 +16,7 @@ def main() -> None:
     parser = _parser()
     arguments = parser.parse_args()
     try:
-        if arguments.function is not _run:  # Its configurations choose.
+        if arguments.function not in (_run, _compare):  # Its configurations choose.
             parallel.choose_platform("")
         arguments.function(arguments)
     except Interrupted as stopped:
@@ -65,6 +65,23 @@ def _parser() -> _cli.Parser:
     )
     command.set_defaults(function=_run)
 
+    command = commands.add_parser(
+        "compare",
+        help="choose settings on validation images, then test with several seeds",
+    )
+    command.add_argument("config", metavar="CONFIG", help="a file of configs/: mnist")
+    command.add_argument(
+        "--out", type=_cli.path, required=True, help="where all runs lie"
+    )
+    command.add_argument("--data_dir", default="", help="where prepared data sets lie")
+    command.add_argument("--epochs", type=_positive, required=True)
+    command.add_argument("--width", type=float, default=1.0, help="of the network")
+    command.add_argument("--seeds", type=_positive, default=5)
+    command.add_argument(
+        "--methods", nargs="+", default=(), help="names, or patterns like 'KLN*'"
+    )
+    command.set_defaults(function=_compare)
+
     command = commands.add_parser("pack", help="add finished runs to packed ones")
     command.add_argument("out", type=_cli.path, help="where the runs lie")
     command.add_argument("results", type=_cli.path, help="where the packed ones lie")
@@ -101,6 +118,21 @@ def _run(arguments: argparse.Namespace) -> None:
             seeds=arguments.seeds,
             epochs=arguments.epochs,
             allow_partial_data=arguments.allow_partial_data,
+            interruption=stop,
+        )
+        for line in lines:
+            print(line, flush=True)
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    setup = protocol.Setup(arguments.config, arguments.epochs, arguments.width)
+    with Interruption() as stop:
+        lines = protocol.compare(
+            setup,
+            arguments.out,
+            data_dir=arguments.data_dir,
+            seeds=arguments.seeds,
+            methods=arguments.methods,
             interruption=stop,
         )
         for line in lines:

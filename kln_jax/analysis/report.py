@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from kln_jax.analysis import figures, learned, packed, tables
+from kln_jax.analysis import figures, learned, packed, protocol, tables
 from kln_jax.analysis.learned import Learned
 from kln_jax.analysis.records import Record, alike, comparable, matching
 from kln_jax.analysis.suites import SUITES, Entry, Suite
@@ -134,6 +134,8 @@ def _markdown(
         "have no difference to the paper. Above each table are the commands of its "
         "runs, which take `--data_dir` for prepared data.\n"
     ]
+    if comparisons := protocol.report(records):
+        sections.append(f"## Comparisons by the protocol\n\n{comparisons}")
     for name, suite in shown.items():
         if not found[name]:
             continue

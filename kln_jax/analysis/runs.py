@@ -98,12 +98,7 @@ def make(
     Raises:
       ValueError: If there is no such method, configuration or data set.
     """
-    wanted = [entry for entry in suite.entries if entry.variant]
-    names = [entry.name for entry in wanted]
-    found = {pattern: fnmatch.filter(names, pattern) for pattern in methods or "*"}
-    if unknown := sorted(pattern for pattern in found if not found[pattern]):
-        raise ValueError(f"methods {unknown} must be among {names}.")
-    wanted = [entry for entry in wanted if entry.name in set().union(*found.values())]
+    wanted = selected([entry for entry in suite.entries if entry.variant], methods)
     planned = []  # All of it before the first run, which may take hours.
     for seed in range(seeds or suite.seeds):
         for name in config_names or suite.datasets:
@@ -120,6 +115,24 @@ def make(
                 planned.append((config, out / name / method / str(seed)))
     for config, directory in planned:
         yield _make(config, directory, interruption, keep=config.seed == 0)
+
+
+def selected(entries: Sequence[Entry], methods: Sequence[str]) -> list[Entry]:
+    """Returns the entries of some names.
+
+    Args:
+      entries: Methods.
+      methods: Names, or patterns such as ``"KLN*"``; all if there are none.
+
+    Raises:
+      ValueError: If a pattern has no method.
+    """
+    names = [entry.name for entry in entries]
+    found = {pattern: fnmatch.filter(names, pattern) for pattern in methods or "*"}
+    if unknown := sorted(pattern for pattern in found if not found[pattern]):
+        raise ValueError(f"methods {unknown} must be among {names}.")
+    wanted = set().union(*found.values())
+    return [entry for entry in entries if entry.name in wanted]
 
 
 def _directory_of(entry: Entry, config: ConfigDict) -> str:
