@@ -305,10 +305,12 @@ is 0.9.
         "0.0001 to 0.1 differ little; at 1 the kernel separates little.",
         above=0,
     )
-    pairing: Literal["independent", "shared"] = _key(
+    pairing: Literal["independent", "shared", "symmetric"] = _key(
         "independent",
         "Objective",
-        "Whether batch t has images of its own or those of batch s.",
+        "The images of batch t: its own (independent), or those of batch s (shared). "
+        "With symmetric they are its own, and the objective is the mean over both "
+        "orders of the batches: it uses the labels of both, so all must be known.",
     )
     reconstruction_weight: float = _key(
         0.1,
@@ -536,6 +538,11 @@ def _check_together(config: Config) -> None:
         raise ValueError(
             f"objective={config.objective!r} has no kernel to act on "
             f"{config.kernel_on!r}: set kernel_on='z', or objective='cmmd'."
+        )
+    if config.pairing == "symmetric" and config.num_labels:
+        raise ValueError(
+            f"pairing='symmetric' uses the labels of both batches, but num_labels="
+            f"{config.num_labels} leaves some unknown: set pairing='independent'."
         )
     if list(config.lr_milestones) != sorted(config.lr_milestones):
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -102,6 +103,7 @@ class Batch(NamedTuple):
       logits_t: Class scores of t, shape ``(n_t, C)``.
       reconstruction: The `reconstruction_error` of both, a scalar.
       class_prior: The prior of the `confidence`, shape ``(C,)``; uniform if None.
+      y_t: One-hot labels of t, shape ``(n_t, C)``, for `symmetric`; None if unknown.
     """
 
     features_s: Array
@@ -111,6 +113,11 @@ class Batch(NamedTuple):
     logits_t: Array
     reconstruction: Array
     class_prior: Array | None = None
+    y_t: Array | None = None
+
+
+# From a batch to the loss, and its terms by name.
+Objective = Callable[[Batch], tuple[Array, dict[str, Array]]]
 
 
 def kln_objective(
@@ -191,6 +198,47 @@ def cross_entropy_objective(
         reconstruction_weight,
         confidence_weight,
     )
+
+
+def symmetric(objective: Objective) -> Objective:
+    r"""Makes an objective use the labels of both batches.
+
+    .. math:: \frac{1}{2} (f(s, t) + f(t, s))
+
+    Args:
+      objective: The objective f, which uses the labels of its first batch alone.
+
+    Returns:
+      The mean of the objective and of the same with the batches exchanged.
+
+    Examples:
+      >>> even = jnp.zeros((3, 4))
+      >>> batch = Batch(even, jnp.eye(3, 4), even, even, even, jnp.zeros(()))
+      >>> batch = batch._replace(y_t=jnp.eye(3, 4))
+      >>> options = dict(reconstruction_weight=0.1, confidence_weight=0.0)
+      >>> def one_way(batch):
+      ...     return cross_entropy_objective(batch, **options)
+      >>> loss, _ = symmetric(one_way)(batch)
+      >>> print(f"{jnp.exp(loss):.3f}")
+      4.000
+    """
+
+    def mean(batch: Batch) -> tuple[Array, dict[str, Array]]:
+        assert batch.y_t is not None  # The configuration has all labels.
+        exchanged = batch._replace(
+            features_s=batch.features_t,
+            y_s=batch.y_t,
+            logits_s=batch.logits_t,
+            features_t=batch.features_s,
+            logits_t=batch.logits_s,
+            y_t=batch.y_s,
+        )
+        found: tuple[Array, dict[str, Array]] = jax.tree.map(
+            lambda one, other: (one + other) / 2, objective(batch), objective(exchanged)
+        )
+        return found
+
+    return mean
 
 
 def reconstruction_objective(batch: Batch) -> tuple[Array, dict[str, Array]]:

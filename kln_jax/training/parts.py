@@ -13,7 +13,7 @@ import optax
 
 from kln_jax.discrepancies.kernels import ComposableKernel, gaussian_mixture, linear
 from kln_jax.networks import models
-from kln_jax.training import fixed_embeddings, objectives, optimizers, steps
+from kln_jax.training import fixed_embeddings, objectives, optimizers
 from kln_jax.training.configuration import Config, prior_numbers
 
 # From the arrays of an embedding and images to features.
@@ -103,12 +103,19 @@ def kernels(config: Config) -> tuple[ComposableKernel, ComposableKernel]:
     return on_features, gaussian_mixture(reduction=config.kernel_reduction)
 
 
-def objective(config: Config) -> steps.Objective:
+def objective(config: Config) -> objectives.Objective:
     """Returns the objective of a configuration.
 
     Args:
       config: The configuration.
     """
+    one_way = _one_way(config)
+    if config.pairing == "symmetric":
+        return objectives.symmetric(one_way)
+    return one_way
+
+
+def _one_way(config: Config) -> objectives.Objective:
     if config.objective == "reconstruction":
         return objectives.reconstruction_objective
     if config.objective == "cross_entropy":

@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 from kln_jax.discrepancies.kernels import Kernel
 from kln_jax.networks.models import KLN, Outputs
 from kln_jax.training import augmentation
-from kln_jax.training.objectives import Batch, gram_diagnostics
+from kln_jax.training.objectives import Batch, Objective, gram_diagnostics
 
 # The axis of devices over which a batch is sharded.
 AXIS = "batch"
@@ -87,10 +87,6 @@ class Rows(NamedTuple):
 
     s: Array
     t: Array
-
-
-# To the loss, and its terms by name.
-Objective = Callable[[Batch], tuple[Array, dict[str, Array]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -255,6 +251,7 @@ def train_step(
             logits_t,
             lax.pmean(error, AXIS),
             data.class_prior,
+            jax.nn.one_hot(data.labels[rows.t], method.model.num_classes),
         )
         loss, terms = method.objective(batch)
         return loss, (terms, batch, updated["batch_stats"])

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,6 +62,19 @@ def batch():
 
 WEIGHTS = dict(reconstruction_weight=0.1, confidence_weight=2.0)
 KLN = dict(kernel=gaussian_mixture((1, 3)), label_kernel=linear, ridge=0.2)
+
+
+def test_a_symmetric_objective_uses_the_labels_of_both_batches(batch):
+    z_s, y_s, logits_s, z_t, logits_t, *_ = batch
+    y_t = jnp.roll(y_s, 1, axis=0)
+    weights = dict(reconstruction_weight=0.1, confidence_weight=0.0)
+    one_way = functools.partial(objectives.kln_objective, **KLN, **weights)
+    loss, terms = objectives.symmetric(one_way)(batch._replace(y_t=y_t))
+    options = dict(kernel=KLN["kernel"], ridge=0.2)
+    there = cmmd(z_s, y_s, z_t, jax.nn.softmax(logits_t), **options)
+    back = cmmd(z_t, y_t, z_s, jax.nn.softmax(logits_s), **options)
+    np.testing.assert_allclose(terms["cmmd"], (there + back) / 2, rtol=1e-6)
+    np.testing.assert_allclose(loss, (there + back) / 2 + 0.7, rtol=1e-6)
 
 
 def test_kln_objective_is_the_weighted_sum_of_its_terms(batch):

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from kln_jax import gaussian_mixture, linear
-from kln_jax.training import fixed_embeddings, optimizers, parts
+from kln_jax.training import fixed_embeddings, objectives, optimizers, parts
 from kln_jax.training.configuration import FIELDS, Config
 
 
@@ -62,6 +62,14 @@ def test_the_objective_has_the_settings_of_the_configuration(objective):
         settings |= dict(ridge=0.2, kernel=gaussian_mixture(), label_kernel=linear)
     made = parts.objective(Config(objective=objective, ridge=0.2, **weights))
     assert made.keywords == settings
+
+
+def test_the_objective_is_symmetric_where_the_configuration_says_so(monkeypatch):
+    monkeypatch.setattr(objectives, "symmetric", lambda one_way: ("both", one_way.func))
+    made = parts.objective(Config(pairing="symmetric"))
+    assert made == ("both", objectives.kln_objective)
+    with pytest.raises(ValueError, match=r"num_labels=100 leaves some unknown"):
+        Config(pairing="symmetric", num_labels=100)
 
 
 @pytest.mark.parametrize(

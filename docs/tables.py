@@ -1,0 +1,101 @@
+"""The tables of docs/reproduce.md, from the runs in results/.
+
+To renew them: ``python -m docs.tables``.
+"""
+
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from kln_jax.analysis import packed, protocol, records
+from kln_jax.analysis.records import Record
+from kln_jax.analysis.suites import SUITES, Entry
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reproduce.md"
+_BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+# Keys that every run of a table has in common, or that only say how it is measured.
+_UNSAID = {"width", "validation_fraction"}
+
+
+def with_tables(page: str) -> str:
+    """Returns the text of the page with its tables as the results are now."""
+    found = packed.read_all(ROOT / "results")
+    tables = {
+        "comparisons": protocol.report,
+        "digits": _digits,
+        "cifar10": lambda found: _tried(found, "cifar10", "supervised"),
+        "mnist_semi": lambda found: _tried(found, "mnist", "semi"),
+    }
+    return _BLOCK.sub(
+        lambda block: f"{block[1]}{tables[block[2]](found)}{block[3]}", page
+    )
+
+
+def _tried(found: Sequence[Record], config_name: str, setting: str) -> str:
+    """Returns what was tried on validation images, by setting and by error."""
+    of_setting = [
+        record
+        for record in found
+        if record.config_name == config_name
+        and record.evaluate_on == "validation"
+        and record.variant.startswith("semi") == (setting == "semi")
+    ]
+    lines = []
+    for group in records.alike(of_setting):
+        keys = [
+            f"`{key}={group[0].config[key]}`"
+            for key in group[0].changed
+            if key not in _UNSAID
+        ]
+        objective = "cross-entropy" if group[0].variant.endswith("ce") else "KLN"
+        cells = (
+            ", ".join([objective, *keys]),
+            str(group[0].epochs),
+            str(len(group)),
+            _mean(record.error for record in group),
+            *(
+                f"{np.mean([r.metrics[f'kernel_{pairs}'][-1] for r in group]):.2f}"
+                for pairs in ("same", "different")
+            ),
+        )
+        lines.append(cells)
+    lines.sort(key=lambda cells: (int(cells[1]), float(cells[3].split()[0])))
+    header = ("objective, keys", "epochs", "seeds", "validation error, %")
+    return _markdown((*header, "kernel within a class", "between classes"), lines)
+
+
+def _digits(found: Sequence[Record]) -> str:
+    """Returns the test errors of each method on scikit-learn's digits."""
+    semi = {entry.name: entry for entry in SUITES["semi_ablations"].entries}
+    lines = []
+    for entry in SUITES["ablations"].entries:
+        cells = (
+            _mean(record.error for record in _whole(found, of)) if of else ""
+            for of in (entry, semi.get(entry.name))
+        )
+        lines.append((entry.name, *cells))
+    return _markdown(("method", "all labels", "100 labels"), lines)
+
+
+def _whole(found: Sequence[Record], entry: Entry) -> list[Record]:
+    runs = records.matching(found, "digits", entry)
+    return [run for run in runs if run.epochs == run.full_epochs]
+
+
+def _mean(errors: Iterable[float | None]) -> str:
+    known = [error for error in errors if error is not None]
+    spread = f" ± {np.std(known, ddof=1):.2f}" if len(known) > 1 else ""
+    return f"{np.mean(known):.2f}{spread}"
+
+
+def _markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    marks = [":---", *["---:"] * (len(header) - 1)]
+    rows = (header, marks, *lines)
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))
