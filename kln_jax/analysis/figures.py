@@ -9,12 +9,10 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import PIL.Image
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import (
     AutoLocator,
     LogLocator,
@@ -26,7 +24,7 @@ from sklearn.manifold import TSNE
 
 from kln_jax.analysis.learned import Learned
 from kln_jax.discrepancies.cmmd import weight_matrix
-from kln_jax.storage import epoch_metrics, whole_files
+from kln_jax.storage import whole_files
 
 # One look for all figures.
 STYLE: dict[Any, Any] = {
@@ -39,26 +37,24 @@ STYLE: dict[Any, Any] = {
 }
 # Which the colour-blind can tell apart.
 SAME, DIFFERENT = "#0072b2", "#d55e00"
+# As many as a PNG can name, which takes a third of the room of all.
+_COLOURS = 256
 
-# From the least to the largest error, in percent, that the colours of a grid tell
-# apart: one scale for all of them.
-_GRID_ERRORS = (0.5, 100.0)
+
+def png(figure: Figure) -> bytes:
+    """Returns a figure as PNG, of a palette of colours."""
+    content, small = io.BytesIO(), io.BytesIO()
+    with mpl.rc_context(STYLE):
+        figure.savefig(content, format="png")
+    image = PIL.Image.open(content).convert("RGB")
+    image = image.quantize(_COLOURS, dither=PIL.Image.Dither.NONE)
+    image.save(small, "png", optimize=True)
+    return small.getvalue()
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
-    """Writes a figure as PNG, whole or not at all.
-
-    Args:
-      figure: The figure.
-      path: Its file.
-
-    Raises:
-      OSError: If it cannot be written; it names the file.
-    """
-    content = io.BytesIO()
-    with mpl.rc_context(STYLE):
-        figure.savefig(content, format="png")
-    whole_files.write_whole(path, content.getvalue())
+    """Writes a figure as `png`, whole or not at all."""
+    whole_files.write_whole(path, png(figure))
 
 
 def overview(learned: Learned) -> Figure:
@@ -141,7 +137,8 @@ def heatmaps(learned: Learned, *, num_images: int = 100) -> Figure:
                 H = np.asarray(weight_matrix(gram, ridge=learned.config["ridge"]))
                 # The diagonal outshines the rest.
                 bound = np.quantile(np.abs(H - np.diag(np.diag(H))), 0.99)
-                image = axes.imshow(H, cmap="RdBu_r", vmin=-bound, vmax=bound)
+                colours = dict(cmap="RdBu_r", vmin=-bound, vmax=bound)
+                image = axes.imshow(H, interpolation="nearest", **colours)
                 title = f"H on {name}, {which}\ncolours to ±{bound:.2g}"
                 # The name of a class is no formula.
                 axes.set_title(title, parse_math=False)
@@ -266,23 +263,24 @@ def label_plainly(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def sweep(values: Mapping[str, Sequence[float | None]], title: str) -> Figure:
+def sweep(errors: Mapping[str, Sequence[float]], title: str) -> Figure:
     """Shows test errors against the values of a weight, with their standard deviation.
 
     Args:
-      values: Of each weight the errors of its runs in percent, None for those that
-        diverged.
+      errors: Of each value the errors of its runs in percent.
       title: What is shown.
     """
-    made = [[e for e in errors if e is not None] for errors in values.values()]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.2, 3.0), layout="constrained")
         axes = figure.subplots()
-        means = [float(np.mean(errors)) if errors else np.nan for errors in made]
-        spreads = [float(np.std(e, ddof=1)) if len(e) > 1 else 0.0 for e in made]
+        means = [float(np.mean(made)) if made else np.nan for made in errors.values()]
+        spreads = [
+            float(np.std(made, ddof=1)) if len(made) > 1 else 0.0
+            for made in errors.values()
+        ]
         # One step a value: they are in equal ratios, but for zero.
-        axes.errorbar(range(len(values)), means, spreads, marker="o", capsize=3)
-        axes.set_xticks(range(len(values)), list(values))
+        axes.errorbar(range(len(errors)), means, spreads, marker="o", capsize=3)
+        axes.set_xticks(range(len(errors)), list(errors))
         axes.set(
             xlabel="weight",
             ylabel="test error, %: mean ± sd",
@@ -290,88 +288,6 @@ def sweep(values: Mapping[str, Sequence[float | None]], title: str) -> Figure:
             ylim=(0, None),
         )
     return figure
-
-
-def grid(errors: Mapping[str, Sequence[float | None]], title: str) -> Figure:
-    """Shows test errors as heat maps of one colour scale, hatched if a run diverged.
-
-    The scale is that of every grid.
-
-    Args:
-      errors: Errors in percent of the runs of each method, None for those that
-        diverged. Methods are named ``"COLUMN, ROW, PANEL"``. Those without a run tell
-        only the order of columns, rows and panels.
-      title: What is shown.
-    """
-    places = [tuple(name.split(", ", 2)) for name in errors]
-    found = {
-        place: of_method
-        for place, of_method in zip(places, errors.values(), strict=True)
-        if of_method
-    }
-    columns, rows, panels = (
-        sorted(set(names), key=in_order.index)
-        for names, in_order in zip(
-            zip(*found, strict=True), zip(*places, strict=True), strict=True
-        )
-    )
-    means = np.full((len(panels), len(rows), len(columns)), np.nan)
-    for (column, row, panel), of_method in found.items():
-        made = [error for error in of_method if error is not None]
-        place = panels.index(panel), rows.index(row), columns.index(column)
-        means[place] = np.mean(made) if made else np.nan
-    scale = LogNorm(*_GRID_ERRORS)
-    wide, high = min(2, len(panels)), -(-len(panels) // 2)
-    size = max(7.0, 1 + wide * (0.9 + 0.75 * len(columns))), 0.7 + high * 2.2
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        drawn = figure.subplots(high, wide, squeeze=False).ravel().tolist()
-        for axes, panel, of_panel in zip(drawn, panels, means, strict=False):
-            # Zero has no logarithm.
-            positive = np.maximum(of_panel, _GRID_ERRORS[0])
-            axes.imshow(positive, cmap="viridis_r", norm=scale, aspect="auto")
-            axes.set_xticks(range(len(columns)), columns, fontsize=6)
-            axes.set_yticks(range(len(rows)), rows, fontsize=7)
-            axes.set_title(panel)
-        for axes in drawn[len(panels) :]:
-            axes.set_axis_off()
-        for (column, row, panel), of_method in found.items():
-            axes = drawn[panels.index(panel)]
-            _cell(axes, columns.index(column), rows.index(row), of_method, scale)
-        bar = figure.colorbar(
-            ScalarMappable(scale, "viridis_r"),
-            ax=drawn,
-            label="test error, %",
-            extend="min",
-            ticks=LogLocator(subs=(1, 2, 5)),
-            format=StrMethodFormatter("{x:g}"),
-        )
-        bar.minorticks_off()
-        figure.suptitle(title)
-    return figure
-
-
-def _cell(
-    axes: Axes, column: int, row: int, errors: Sequence[float | None], scale: LogNorm
-) -> None:
-    """Writes what is known of a method into its cell of a grid."""
-    made = [error for error in errors if error is not None]
-    lines = [epoch_metrics.mean_and_spread(made).replace(" ", "\n", 1)] if made else []
-    if diverged := len(errors) - len(made):
-        lines.append(f"{diverged} diverged")
-        corner = column - 0.5, row - 0.5
-        hatched = Rectangle(corner, 1, 1, fill=False, hatch="///", edgecolor="0.6")
-        axes.add_patch(hatched)
-    is_dark = bool(made) and bool(np.greater(scale(float(np.mean(made))), 0.5))
-    axes.text(
-        column,
-        row,
-        "\n".join(lines),
-        ha="center",
-        va="center",
-        fontsize=6,
-        color="white" if is_dark else "black",
-    )
 
 
 def kernel_histogram(axes: Axes, same: np.ndarray, different: np.ndarray) -> None:

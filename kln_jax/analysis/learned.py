@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import lzma
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,11 +16,13 @@ from kln_jax.datasets import Dataset
 from kln_jax.discrepancies.kernels import gaussian_mixture
 from kln_jax.inference import trained_network
 from kln_jax.inference.trained_network import TrainedNetwork
-from kln_jax.storage import working_directory
+from kln_jax.storage import whole_files, working_directory
 from kln_jax.training import augmentation, experiment, steps
 
 # How many evaluation images are shown, and how many with their reconstructions.
 _IMAGES, _EXAMPLES = 1000, 10
+# What is kept in half precision: more is seen in no figure.
+_HALVED = ("z", "reconstructions")
 
 _apply = jax.jit(steps.apply_trained, static_argnums=0)
 
@@ -127,11 +130,11 @@ def read(path: pathlib.Path, config: Mapping[str, Any]) -> Learned:
       ValueError: If the directory or the file is damaged, or the data are others.
       CheckpointError: If the checkpoints are damaged.
     """
-    if path.is_dir():
-        return look_at(*load_run(path))
-    arrays = load_arrays(path)
+    # Rounded alike, so that both forms of a run have the same figures.
+    arrays = to_arrays(look_at(*load_run(path))) if path.is_dir() else load_arrays(path)
     try:
         found = {name: arrays[name] for name in Learned._fields[:5]}
+        found |= {name: found[name].astype(np.float32) for name in _HALVED}
         names = tuple(arrays["class_names"].tolist())
     except KeyError as error:
         raise ValueError(f"{path} is damaged: it has no {error}.") from error
@@ -139,17 +142,32 @@ def read(path: pathlib.Path, config: Mapping[str, Any]) -> Learned:
 
 
 def to_arrays(learned: Learned) -> dict[str, np.ndarray]:
-    """Returns all of it but the configuration, as arrays."""
-    arrays = learned._asdict()
+    """Returns all of it but the configuration, as arrays of half precision."""
+    arrays = {name: np.asarray(value) for name, value in learned._asdict().items()}
     del arrays["config"]
-    return {name: np.asarray(value) for name, value in arrays.items()}
+    halved = {name: arrays[name].astype(np.float16) for name in _HALVED}
+    return arrays | halved
+
+
+def save_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a file of arrays, equal bytes for equal arrays.
+
+    Args:
+      path: The .npz.xz file; its folder is made if it is absent.
+      arrays: The arrays by name.
+    """
+    path.parent.mkdir(exist_ok=True)
+    content = io.BytesIO()
+    # Which writes the date of no day but 1980-01-01 into it.
+    np.savez(content, allow_pickle=False, **arrays)
+    whole_files.write_whole(path, lzma.compress(content.getvalue()))
 
 
 def load_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
     """Reads a file of arrays.
 
     Args:
-      path: The .npz file.
+      path: The .npz.xz file.
 
     Raises:
       ValueError: If it is damaged.
@@ -157,7 +175,7 @@ def load_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
     """
     content = path.read_bytes()
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(lzma.decompress(content))) as arrays:
             return dict(arrays)
     # What a damaged file raises depends on its damage.
     except Exception as error:

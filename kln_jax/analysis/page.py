@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import json
 import pathlib
 import string
@@ -24,35 +23,26 @@ from kln_jax.storage import epoch_metrics, whole_files
 _ERRORS_SHOWN = 20
 # Of more classes the numbers in the cells of the confusion matrix cannot be read.
 _CLASSES_NUMBERED = 20
-# The charts of the curves: title, metrics, and whether their axis is logarithmic.
+# The charts of the curves: title, beginnings of metrics' names, whether logarithmic.
 _CURVES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
-    ("error, %", ("test_error_percent", "validation_error_percent"), False),
+    ("error, %", ("test_error", "validation_error"), False),
     ("loss", ("loss", "cmmd", "cross_entropy", "confidence"), True),
-    (
-        "reconstruction error",
-        ("test_reconstruction", "validation_reconstruction", "reconstruction"),
-        False,
-    ),
-    ("mean of the kernel", ("kernel_same", "kernel_different"), False),
-    ("gradient norm", ("gradient_norm", "gradient_norm_classifier"), True),
-    ("pivots of the Gram matrices", ("pivot_largest", "pivot_smallest"), True),
+    ("reconstruction error", ("test_rec", "validation_rec", "reconstruction"), False),
+    ("mean of the kernel", ("kernel",), False),
+    ("gradient norm", ("gradient_norm",), True),
+    ("pivots of the Gram matrices", ("pivot",), True),
 )
 _PAGE = string.Template("""<!DOCTYPE html>
 <html lang="en">
-<head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <title>$title</title>
 <style>
 body { max-width: 60rem; margin: 1rem auto; padding: 0 1rem; font: 1rem sans-serif; }
-h2 { margin-top: 2rem; }
 img { max-width: 100%; }
-table { border-collapse: collapse; font-size: .85rem; }
-td { padding: .1rem .75rem .1rem 0; overflow-wrap: anywhere; }
+td { padding-right: .75rem; overflow-wrap: anywhere; }
 </style>
-</head>
-<body>
 <h1>$title</h1>
 <p>$summary</p>
 $sections
@@ -60,7 +50,6 @@ $sections
 <table>
 $settings
 </table>
-</body>
 </html>
 """)
 
@@ -90,23 +79,26 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
         data.eval_images,
         reconstruction_reduction="mean",
     ).probabilities
+    labels, names = data.eval_labels, data.class_names
     predicted = probabilities.argmax(axis=1)
-    wrong = np.flatnonzero(predicted != data.eval_labels)
+    wrong = np.flatnonzero(predicted != labels)
     surest = wrong[np.argsort(-probabilities[wrong].max(axis=1), kind="stable")]
     shown = learned.look_at(network, data)
-    drawn = {"Curves": curves(metrics) if metrics else None}
-    drawn["Confusion matrix"] = confusion(data.eval_labels, predicted, data.class_names)
-    drawn["Most confident errors"] = errors(
-        data.eval_images, data.eval_labels, probabilities, surest, data.class_names
-    )
-    drawn["Reconstructions"] = figures.reconstruction_grid(shown)
-    try:
+    drawn = {
+        "Curves": _curves(metrics) if metrics else None,
+        "Confusion matrix": _confusion(labels, predicted, names),
+        "Most confident errors": _errors(
+            data.eval_images, labels, probabilities, surest[:_ERRORS_SHOWN], names
+        ),
+        "Reconstructions": figures.reconstruction_grid(shown),
+        "Kernel values": None,
+    }
+    # A few images may have no pair of one class.
+    if len(set(shown.labels.tolist())) in range(2, len(shown.labels)):
         drawn["Kernel values"] = figures.histograms(shown)
-    except ValueError:  # A few images have no pair of one class.
-        drawn["Kernel values"] = None
     percent = 100.0 * len(wrong) / len(predicted)
     path = directory / "page.html"
-    text = page(
+    text = _page(
         f"{data.name}, {network.config.variant}: {percent:.2f} % error",
         f"{directory}: {len(wrong)} of {len(predicted)} {data.evaluate_on} images are "
         f"wrong after step {int(network.state.step)}; {_state(directory)}.",
@@ -125,63 +117,44 @@ def _state(directory: pathlib.Path) -> str:
     return "not finished"
 
 
-def page(
+def _page(
     title: str,
     summary: str,
     drawn: Mapping[str, Figure | None],
     settings: Mapping[str, Any],
 ) -> str:
-    """Returns a page as HTML, in which text stays text.
-
-    Args:
-      title: Its title.
-      summary: What stands below that.
-      drawn: Figures by their headings; None is said to be nothing.
-      settings: What stands in the table at the end.
-    """
-    sections = (
-        f"<h2>{html.escape(name)}</h2>\n{_image(name, figure)}"
-        for name, figure in drawn.items()
-    )
+    """Returns a page as HTML, in which text stays text."""
     rows = (
-        f"<tr><td>{html.escape(key)}</td><td>{html.escape(json.dumps(value))}</td></tr>"
+        f"<tr><td>{html.escape(key)}<td>{html.escape(json.dumps(value))}"
         for key, value in sorted(settings.items())
     )
     return _PAGE.substitute(
         title=html.escape(title),
         summary=html.escape(summary),
-        sections="\n".join(sections),
+        sections="\n".join(f"<h2>{name}</h2>{_image(drawn[name])}" for name in drawn),
         settings="\n".join(rows),
     )
 
 
-def _image(name: str, figure: Figure | None) -> str:
+def _image(figure: Figure | None) -> str:
     if figure is None:
         return "<p>There are none.</p>"
-    content = io.BytesIO()
-    with mpl.rc_context(figures.STYLE):
-        figure.savefig(content, format="png")
-    data = base64.b64encode(content.getvalue()).decode()
-    return f'<img alt="{html.escape(name)}" src="data:image/png;base64,{data}">'
+    data = base64.b64encode(figures.png(figure)).decode()
+    return f'<img alt="" src="data:image/png;base64,{data}">'
 
 
-def curves(metrics: Sequence[Mapping[str, Any]]) -> Figure:
-    """Shows the metrics of a run by epoch, those that it has.
-
-    Args:
-      metrics: The metrics of each epoch, of one at least.
-    """
+def _curves(metrics: Sequence[Mapping[str, Any]]) -> Figure:
+    """Shows the metrics of a run by epoch, those that it has."""
+    names = sorted({name for line in metrics for name in line})
     epochs = [line["epoch"] for line in metrics]
     with mpl.rc_context(figures.STYLE):
         figure = Figure(figsize=(8.4, 4.4), layout="constrained")
-        for axes, (title, names, log) in zip(
-            figure.subplots(2, 3).flat, _CURVES, strict=True
-        ):
-            for name in names:
+        places = figure.subplots(2, 3).flat
+        for axes, (title, beginnings, log) in zip(places, _CURVES, strict=True):
+            for name in (name for name in names if name.startswith(beginnings)):
                 values = np.array([line.get(name, np.nan) for line in metrics], float)
                 if np.isfinite(values).any():
-                    label = name.removesuffix("_percent").replace("_", " ")
-                    axes.plot(epochs, values, ".-", label=label)
+                    axes.plot(epochs, values, ".-", label=name.replace("_", " "))
             if log and axes.lines and axes.dataLim.minposy > 0:
                 axes.set_yscale("log")
             axes.set(title=title, xlabel="epoch")
@@ -191,16 +164,10 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def confusion(
+def _confusion(
     labels: np.ndarray, predicted: np.ndarray, class_names: Sequence[str]
 ) -> Figure:
-    """Shows how many images of each class are taken for each.
-
-    Args:
-      labels: Class numbers, shape ``(n,)``.
-      predicted: Those that were predicted, shape ``(n,)``.
-      class_names: Names of the C classes.
-    """
+    """Shows how many images of each class are taken for each."""
     counts = confusion_matrix(labels, predicted, labels=range(len(class_names)))
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     with mpl.rc_context(figures.STYLE):
@@ -221,35 +188,26 @@ def confusion(
     return figure
 
 
-def errors(
+def _errors(
     images: np.ndarray,
     labels: np.ndarray,
     probabilities: np.ndarray,
     rows: np.ndarray,
     class_names: Sequence[str],
 ) -> Figure | None:
-    """Shows images that are taken for other classes; None if there are none.
-
-    Args:
-      images: Images, shape ``(n, h, w, c)``, uint8.
-      labels: Their class numbers, shape ``(n,)``.
-      probabilities: Of each class, shape ``(n, C)``.
-      rows: Which images to show, of which the first 20 are.
-      class_names: Names of the C classes.
-    """
-    rows = rows[:_ERRORS_SHOWN]
+    """Shows the images of some rows, that are taken for other classes, if any."""
     if not len(rows):
         return None
     with mpl.rc_context(figures.STYLE):
-        figure = Figure(figsize=(8.4, 1.7 * -(-len(rows) // 5)), layout="constrained")
-        places = figure.subplots(-(-len(rows) // 5), 5, squeeze=False).ravel()
-        for axes in places:
+        high = -(-len(rows) // 5)
+        figure = Figure(figsize=(8.4, 1.7 * high), layout="constrained")
+        for i, row in enumerate(rows):
+            axes = figure.add_subplot(high, 5, i + 1)
             axes.set_axis_off()
-        for axes, row in zip(places, rows, strict=False):
-            taken = probabilities[row].argmax()
             axes.imshow(images[row].squeeze(), cmap="gray", vmin=0, vmax=255)
-            names = f"{class_names[labels[row]]} as {class_names[taken]}"
-            share = f"{100 * probabilities[row, taken]:.1f} %"
+            taken = probabilities[row].argmax()
+            text = f"{class_names[labels[row]]} as {class_names[taken]}"
+            text += f"\n{100 * probabilities[row, taken]:.1f} %"
             # A name is no formula.
-            axes.set_title(f"{names}\n{share}", fontsize=7, parse_math=False)
+            axes.set_title(text, fontsize=7, parse_math=False)
     return figure

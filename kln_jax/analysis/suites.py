@@ -37,7 +37,7 @@ class Suite(NamedTuple):
       entries: Its methods.
       paper: The paper's values by name of the method and data set.
       seeds: Number of runs of each method on each data set.
-      figure: What shows its errors: a function of `kln_jax.analysis.figures`.
+      figure: What shows its errors: ``"curves"``, ``"sweep"`` or ``""`` for nothing.
     """
 
     title: str
@@ -175,7 +175,7 @@ def _fragility(variant: str, network: tuple[tuple[str, Any], ...], title: str) -
         for stabiliser, changes in _STABILISERS.items()
         for ridge in _RIDGES
     )
-    return Suite(title, "error", ("digits",), entries, seeds=3, figure="grid")
+    return Suite(title, "error", ("digits",), entries, seeds=3, figure="")
 
 
 SUITES: dict[str, Suite] = {
@@ -229,12 +229,6 @@ SUITES: dict[str, Suite] = {
         _SEMI,
         "semi_no_confidence",
         "Weight of the confidence, beta 2, few labels",
-    ),
-    "histograms": Suite(
-        "Runs for the histograms of kernel values", "error", _IN_TURN[:3], (KLN,)
-    ),
-    "heatmaps": Suite(
-        "Runs for the heat maps of the weight matrix H", "error", _IN_TURN[:3], (KLN,)
     ),
     # Beyond the paper.
     "ablations": Suite(

@@ -1,9 +1,7 @@
-"""The paper's tables beside ours, as Markdown, CSV and LaTeX."""
+"""The paper's tables beside ours, as Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -11,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kln_jax.analysis.records import Record, alike, distinctions, matching
-from kln_jax.analysis.suites import Entry, Suite, Value
+from kln_jax.analysis.suites import Suite, Value
 
 HEADER = (
     "data",
@@ -24,11 +22,6 @@ HEADER = (
     "epochs",
     "remarks",
 )
-
-# The numbers of `ours`: columns of the CSV alone.
-_NUMBERS = ("mean", "standard deviation")
-
-_NOT_MEASURED = {"ours": "not measured"}
 
 
 class Quantity(NamedTuple):
@@ -65,12 +58,11 @@ QUANTITIES = {
 
 
 def rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, str]]:
-    """Returns the rows of a suite's table, of the keys of `HEADER` and the numbers.
+    """Returns the rows of a suite's table, of the keys of `HEADER`.
 
     A row has the runs of one method on one data set of one length. Runs of other
     epochs, or on a part of the data, say so, and have no difference to the paper.
-    Data sets that are not of the suite have rows for what was measured. What is not
-    measured of a grid of methods shares a row.
+    What was not measured has a row if the paper measured it.
 
     Args:
       suite: The suite.
@@ -79,32 +71,18 @@ def rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, str]]:
     found = []
     others = () if suite.is_of_one_set else (r.config_name for r in records)
     for name in dict.fromkeys((*suite.datasets, *others)):
-        missing = 0
         for entry in suite.entries:
             paper = suite.paper.get((entry.name, name), ())
-            if not entry.variant:
-                found += [_row(name, entry, paper)] if paper else []
-                continue
-            groups = alike(matching(records, name, entry))
+            known = {"data": name, "method": entry.name, "paper": _shown(paper)}
+            row = dict.fromkeys(HEADER, "") | known
+            groups = alike(matching(records, name, entry)) if entry.variant else []
             found += [
-                _row(name, entry, paper)
-                | _ours(group, groups, QUANTITIES[suite.quantity], paper)
+                row | _ours(group, groups, QUANTITIES[suite.quantity], paper)
                 for group in groups
             ]
-            if name not in suite.datasets or groups:
-                continue
-            if suite.figure == "grid":
-                missing += 1
-            else:
-                found.append(_row(name, entry, paper) | _NOT_MEASURED)
-        if missing:
-            found.append(_row(name, Entry(f"{missing} more"), ()) | _NOT_MEASURED)
+            if paper and not groups:
+                found.append(row | {"ours": "not measured" if entry.variant else ""})
     return found
-
-
-def _row(config_name: str, entry: Entry, paper: Value) -> dict[str, str]:
-    known = {"data": config_name, "method": entry.name, "paper": _shown(paper)}
-    return dict.fromkeys((*HEADER, *_NUMBERS), "") | known
 
 
 def _ours(
@@ -129,7 +107,6 @@ def _ours(
         "runs": str(len(records)),
         "epochs": str(first.epochs),
         "remarks": "; ".join(remarks),
-        **dict(zip(_NUMBERS, map("{:.4f}".format, last), strict=False)),
     }
 
 
@@ -175,58 +152,3 @@ def markdown(table: Sequence[Mapping[str, str]]) -> str:
     lines = [header, ["---"] * len(header)]
     lines += [[row[name] for name in header] for row in table]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-def latex(
-    shown: Mapping[str, Suite], found: Mapping[str, Sequence[Mapping[str, str]]]
-) -> str:
-    """Returns the rows of suites as LaTeX tables, which may be longer than a page.
-
-    They need the packages booktabs and longtable.
-
-    Args:
-      shown: The suites.
-      found: The rows of each.
-    """
-    special = str.maketrans({sign: rf"\{sign}" for sign in "%_&#${}"} | {"±": r"$\pm$"})
-    head = [r"\toprule", rf"{' & '.join(HEADER)} \\", r"\midrule"]
-    parts = []
-    for name, table in found.items():
-        if not table:
-            continue
-        caption = f"{shown[name].title} ({QUANTITIES[shown[name].quantity].text})"
-        cells = ([row[key].translate(special) for key in HEADER] for row in table)
-        lines = [
-            f"% {name}",
-            rf"\begin{{longtable}}{{ll{'r' * (len(HEADER) - 3)}l}}",
-            rf"\caption{{{caption.translate(special)}}} \\",
-            *head,
-            r"\endfirsthead",
-            *head,
-            r"\endhead",
-            r"\bottomrule",
-            r"\endfoot",
-            *(rf"{' & '.join(row)} \\" for row in cells),
-            r"\end{longtable}",
-        ]
-        parts.append("".join(f"{line}\n" for line in lines))
-    return "\n".join(parts)
-
-
-def comma_separated(
-    shown: Mapping[str, Suite], found: Mapping[str, Sequence[Mapping[str, str]]]
-) -> str:
-    """Returns the rows of suites as CSV, with a header.
-
-    Args:
-      shown: The suites.
-      found: The rows of each.
-    """
-    content = io.StringIO()
-    columns = ("suite", *HEADER, "quantity", *_NUMBERS)
-    writer = csv.DictWriter(content, columns, lineterminator="\n")
-    writer.writeheader()
-    for name, table in found.items():
-        of_suite = {"suite": name, "quantity": QUANTITIES[shown[name].quantity].text}
-        writer.writerows({**of_suite, **row} for row in table)
-    return content.getvalue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -120,20 +120,3 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
             raise whole_files.DamagedError(path, f"line {number}: {error}") from error
         epochs[epoch["epoch"]] = epoch
     return [epochs[epoch] for epoch in sorted(epochs)]
-
-
-def mean_and_spread(values: Sequence[float]) -> str:
-    """Writes the mean of percentages, and of several their standard deviation.
-
-    Args:
-      values: At least one.
-
-    Returns:
-      Text of two decimals.
-
-    Examples:
-      >>> mean_and_spread([2.0]), mean_and_spread([1.0, 2.0, 3.0])
-      ('2.00', '2.00 ± 1.00')
-    """
-    text = f"{np.mean(values):.2f}"
-    return f"{text} ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else text

@@ -245,65 +245,12 @@ def test_a_sweep_has_means_and_standard_deviations():
     )
 
 
-def test_a_sweep_shows_those_that_did_not_diverge():
-    (axes,) = figures.sweep({"0": [1.0, None], "0.1": [None], "1": [3.0]}, "").axes
+def test_a_sweep_has_a_gap_where_all_runs_diverged():
+    (axes,) = figures.sweep({"0": [1.0], "0.1": [], "1": [3.0]}, "").axes
     line, _, _ = axes.containers[0]
     drawn = np.asarray(line.get_ydata(), float)
     np.testing.assert_array_equal(drawn, [1.0, np.nan, 3.0])
     assert len(axes.get_xticklabels()) == 3
-
-
-def test_a_grid_has_a_panel_of_each_kind_and_says_what_diverged():
-    errors = {
-        "ridge 0.1, none, linear": [1.0, 3.0],
-        "ridge 1, none, linear": [90.0, None],
-        "ridge 1, clipping, linear": [None, None],
-        "ridge 1, none, gaussian": [5.0],
-        "ridge 1, none, laplacian": [],
-    }
-    figure = figures.grid(errors, "title")
-    linear, gaussian, _ = figure.axes
-    assert (linear.get_title(), gaussian.get_title()) == ("linear", "gaussian")
-    np.testing.assert_array_equal(
-        linear.images[0].get_array().filled(-1), [[2, 90], [-1, -1]]
-    )
-    assert gaussian.images[0].get_array().count() == 1
-    texts = {text.get_position(): text.get_text() for text in linear.texts}
-    assert texts == {
-        (0, 0): "2.00\n± 1.41",
-        (1, 0): "90.00\n1 diverged",
-        (1, 1): "2 diverged",
-    }
-    names = [text.get_text() for text in linear.get_yticklabels()]
-    assert names == ["none", "clipping"]
-    assert linear.images[0].norm is gaussian.images[0].norm
-
-
-def test_all_grids_have_one_colour_for_one_error():
-    small, _ = figures.grid({"1, a, p": [1.0], "2, a, p": [3.0]}, "title").axes
-    large, _ = figures.grid({"1, a, p": [3.0], "2, a, p": [90.0]}, "title").axes
-    scales = [axes.images[0].norm for axes in (small, large)]
-    assert scales[0](3.0) == scales[1](3.0)
-    assert [scale(100.0) for scale in scales] == [1, 1]
-
-
-def test_a_grid_of_some_runs_keeps_the_order_of_all():
-    errors = {"1, a, p": [3.0], "2, a, p": [], "3, a, p": [2.0], "2, b, p": [4.0]}
-    axes, _ = figures.grid(errors, "title").axes
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "3"]
-    np.testing.assert_array_equal(
-        axes.images[0].get_array().filled(-1), [[3, -1, 2], [-1, 4, -1]]
-    )
-
-
-def test_a_grid_shows_no_error_at_all_and_nothing_but_divergence():
-    zero, *_ = figures.grid({"a, b, c": [0.0], "d, b, c": [None]}, "t").axes
-    (image,) = zero.images
-    assert image.get_array().count() == 1
-    coloured = image.norm(image.get_array())
-    assert np.ma.getmaskarray(coloured).tolist() == [[False, True]]
-    assert [patch.get_xy() for patch in zero.patches] == [(0.5, -0.5)]
-    figures.grid({"a, b, c": [None], "d, b, e": [None]}, "t")
 
 
 def test_reconstructions_are_below_their_images(learned):

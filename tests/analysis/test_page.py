@@ -1,12 +1,9 @@
 """The page of a run: all that a person looks at, in a file that loads nothing."""
 
-import html.parser
 import re
 import shutil
 
 import numpy as np
-import pytest
-from matplotlib.figure import Figure
 
 from kln_jax.analysis import __main__ as command
 from kln_jax.analysis import page
@@ -14,20 +11,6 @@ from kln_jax.analysis import page
 NAMES = ("<b>cat</b>", r"$\foo$", "_hidden")
 LABELS = np.array([0, 0, 1, 1, 2, 2])
 IMAGES = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4, 1)
-
-
-class _Parsed(html.parser.HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.sources, self.texts = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.sources += [v for k, v in attrs if k in ("src", "href", "srcset")]
-
-    def handle_data(self, data):
-        self.texts.append(data)
 
 
 def test_the_page_of_a_run_has_all_sections_and_loads_nothing(
@@ -48,23 +31,21 @@ def test_the_page_of_a_run_has_all_sections_and_loads_nothing(
         "Kernel values",
         "Configuration",
     ]
-    parsed = _Parsed(text)
-    assert len(parsed.sources) == 5
-    assert all(s.startswith("data:image/png;base64,") for s in parsed.sources)
-    assert {"script", "link", "iframe"}.isdisjoint(parsed.tags)
+    assert text.count('src="data:image/png;base64,') == 5
     assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in text
     metrics = (run / "metrics.jsonl").read_text().splitlines()[-1]
     error = float(re.search(r'"test_error_percent": ([\d.]+)', metrics)[1])
-    assert f"digits, supervised: {error:.2f} % error" in parsed.texts
+    assert f"<h1>digits, supervised: {error:.2f} % error</h1>" in text
     assert re.search(r"\d+ of 360 test images are wrong .*; finished\.", text)
-    assert "<tr><td>width</td><td>0.05</td></tr>" in text
+    assert "<tr><td>width<td>0.05\n" in text
 
 
 def test_text_stays_text_and_what_is_not_there_is_said():
     hostile = "<script>alert(1)</script>"
-    parsed = _Parsed(page.page(hostile, hostile, {"A": None}, {hostile: hostile}))
-    assert "script" not in parsed.tags
-    assert "There are none." in parsed.texts
+    text = page._page(hostile, hostile, {"A": None}, {hostile: hostile})
+    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 5
+    assert "<script" not in text
+    assert "<h2>A</h2><p>There are none.</p>" in text
 
 
 def test_an_unfinished_and_a_diverged_run_say_so(tmp_path):
@@ -77,7 +58,7 @@ def test_curves_are_of_the_metrics_that_there_are():
     lines = [
         {"epoch": i, "loss": 9.0 / i, "test_error_percent": 40.0 / i} for i in (1, 2)
     ]
-    figure = page.curves([*lines, {"epoch": 3, "loss": float("nan")}])
+    figure = page._curves([*lines, {"epoch": 3, "loss": float("nan")}])
     error, loss, *others = figure.axes
     np.testing.assert_array_equal(error.lines[0].get_ydata(), [40, 20, np.nan])
     np.testing.assert_array_equal(loss.lines[0].get_ydata(), [9, 4.5, np.nan])
@@ -87,7 +68,7 @@ def test_curves_are_of_the_metrics_that_there_are():
 
 
 def test_the_confusion_matrix_counts_images_of_each_class():
-    figure = page.confusion(LABELS, np.array([0, 1, 1, 1, 0, 0]), NAMES)
+    figure = page._confusion(LABELS, np.array([0, 1, 1, 1, 0, 0]), NAMES)
     (axes,) = figure.axes
     counts = {text.get_position(): text.get_text() for text in axes.texts}
     expected = [[1, 1, 0], [0, 2, 0], [2, 0, 0]]
@@ -97,14 +78,14 @@ def test_the_confusion_matrix_counts_images_of_each_class():
     np.testing.assert_allclose(shares, [[0.5, 0.5, 0], [0, 1, 0], [1, 0, 0]])
     figure.draw_without_rendering()
     assert [text.get_text() for text in axes.get_xticklabels()] == [*NAMES]
-    many = page.confusion(np.arange(30), np.arange(30), [str(i) for i in range(30)])
+    many = page._confusion(np.arange(30), np.arange(30), [str(i) for i in range(30)])
     assert not many.axes[0].texts
 
 
 def test_errors_are_shown_in_their_order_with_what_they_were_taken_for():
     probabilities = np.eye(3)[[0, 1, 1, 1, 0, 0]] * 0.5 + 0.1
-    rows = np.array([4, 1, 5])
-    figure = page.errors(IMAGES, LABELS, probabilities, rows, NAMES)
+    rows = np.array([4, 1, 5, 4, 1, 5])
+    figure = page._errors(IMAGES, LABELS, probabilities, rows, NAMES)
     titles = [axes.get_title() for axes in figure.axes if axes.images]
     assert titles[:2] == [
         "_hidden as <b>cat</b>\n60.0 %",
@@ -113,12 +94,4 @@ def test_errors_are_shown_in_their_order_with_what_they_were_taken_for():
     shown = [axes.images[0].get_array() for axes in figure.axes if axes.images]
     np.testing.assert_array_equal(shown, IMAGES[rows].squeeze())
     figure.draw_without_rendering()
-    assert page.errors(IMAGES, LABELS, probabilities, rows[:0], NAMES) is None
-
-
-@pytest.mark.parametrize("count", [1, 6])
-def test_errors_make_as_many_rows_as_they_need(count):
-    rows = np.arange(count)
-    figure = page.errors(IMAGES, LABELS, np.full((6, 3), 0.3), rows, NAMES)
-    assert isinstance(figure, Figure)
-    assert sum(bool(axes.images) for axes in figure.axes) == count
+    assert page._errors(IMAGES, LABELS, probabilities, rows[:0], NAMES) is None

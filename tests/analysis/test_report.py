@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from kln_jax.analysis import __main__ as command
-from kln_jax.analysis import packed, report
+from kln_jax.analysis import figures, packed, report
 from kln_jax.analysis.suites import SUITES, Entry
 from kln_jax.storage import epoch_metrics
 from tests.analysis import made_up
@@ -24,10 +24,6 @@ def test_a_run_of_no_suite_is_reported_by_its_keys(copied):
     )
     keys = "batch_size=120, latent_dim=8, width=0.05"
     assert f"| digits | supervised, {keys} |  | " in text
-    assert (
-        f'others,digits,"supervised, {keys}",'
-        in (copied.parent / "report.csv").read_text()
-    )
 
 
 def test_a_data_set_need_not_have_every_variant_of_a_suite(copied):
@@ -63,7 +59,7 @@ def test_errors_on_validation_images_are_said_to_be(copied):
         "3 of 12 epochs; error on validation images; ",
         (copied.parent / "report.md").read_text(),
     )
-    assert report._curves([record])[0][-1] == record.error
+    assert record.errors[-1] == record.error
 
 
 def test_a_report_says_what_was_reduced_and_what_was_not_measured(
@@ -76,9 +72,9 @@ def test_a_report_says_what_was_reduced_and_what_was_not_measured(
     monkeypatch.setattr("sys.argv", ["analysis", "report", str(out)])
     command.main()
     written = capsys.readouterr().out
-    figures = ("small", "histograms", "heatmaps", "reconstructions", "map")
-    names = [f"figures/digits-{name}.png" for name in figures]
-    for name in ("report.md", "report.csv", "report.tex", *names):
+    drawn = ("small", "histograms", "heatmaps", "reconstructions", "map")
+    names = [f"figures/digits-{name}.png" for name in drawn]
+    for name in ("report.md", *names):
         assert f"Wrote {out / name}." in written
         assert (out / name).stat().st_size > 500
     text = (out / "report.md").read_text()
@@ -87,15 +83,7 @@ def test_a_report_says_what_was_reduced_and_what_was_not_measured(
     (row,) = re.findall(r"^\| digits \| diverges \| .*", text, re.MULTILINE)
     assert "| 1 | 3 | 3 of 12 epochs; 1 diverged |" in row
     assert "| mnist | KLN | 0.39 | not measured |" in text
-    run = "python -m kln_jax.analysis run"
-    of_small = f"{run} small --out=DIR --epochs=3"
-    commands = [
-        f"{of_small} --seeds=2 --methods KLN 'KLN once more'",
-        f"{of_small} --methods diverges",
-    ]
-    listed = "\n".join(["```sh", *commands, "```", "", "test error, %."])
-    assert listed in text
-    assert f"```sh\n{run} table7 --out=DIR\n```" in text
+    assert "\n\n## A small one\n\n`small`: test error, %.\n\n| data |" in text
     for name in names:
         assert f"({name})" in text
     assert "Runs of no suite" not in text
@@ -143,35 +131,20 @@ def test_a_figure_has_runs_that_are_alike_and_says_which(figure):
     assert axes.get_title() == "title\n1 to 2 seeds"
 
 
-def test_a_grid_or_a_sweep_has_runs_that_are_alike_alone():
+def test_a_sweep_has_runs_that_are_alike_alone():
     changes = [(("ridge", ridge),) for ridge in (1.0, 2.0, 3.0)]
-    names = [f"ridge {i}, none, mean" for i in (1, 2, 3)]
-    entries = [
-        Entry(name, "supervised", of_entry)
-        for name, of_entry in zip(names, changes, strict=True)
-    ]
-    suite = SUITE._replace(figure="grid", entries=tuple(entries))
+    entries = [Entry(str(i), "supervised", changes[i]) for i in range(3)]
+    suite = SUITE._replace(figure="sweep", entries=tuple(entries))
     first, second = (_record(changes=of, epochs=3) for of in changes[:2])
     other = _record(changes=changes[1], epochs=3, seed=1)
-    longer = [
-        made_up.record(80.0, name="digits", changes=of, epochs=6) for of in changes[::2]
-    ]
+    longer = [_record(changes=of, epochs=6) for of in changes[::2]]
     part = [_record(changes=of, epochs=3, partial=True) for of in changes[1:]]
-    shown = {names[0]: [first], names[1]: [second, other], names[2]: []}
     records = [*longer, first, second, other, *part]
-    groups = report._groups(suite, records, "digits")
-    assert groups == shown
-    # So has a sweep, without what is missing.
-    sweep = suite._replace(figure="sweep")
-    del shown[names[2]]
-    assert report._groups(sweep, records, "digits") == shown
-    figure = report._of_a_suite(suite, groups, "title")
-    assert figure.get_suptitle() == "title\n3 of 12 epochs, 1 to 2 seeds"
-    assert len(figure.axes[0].texts) == 2
-    assert not any("80" in text.get_text() for text in figure.axes[0].texts)
+    expected = {"0": [first], "1": [second, other]}
+    assert report._groups(suite, records, "digits") == expected
     # Of as many, the fullest.
     groups = report._groups(suite, [first, *part, *longer], "digits")
-    assert groups == {names[0]: longer[:1], names[1]: [], names[2]: longer[1:]}
+    assert groups == {"0": longer[:1], "2": longer[1:]}
 
 
 def test_a_sweep_compares_methods_by_the_seeds_that_all_have():
@@ -197,11 +170,11 @@ def test_a_run_that_cannot_be_drawn_leaves_the_tables(
         path.unlink() if path.is_file() else shutil.rmtree(path)
     with caplog.at_level("WARNING", "kln_jax"):
         written = [path.name for path in report.write(tmp_path / "out")]
-    assert written == ["report.md", "report.csv", "report.tex"]
+    assert written == ["report.md"]
     assert re.search(r"No figures of \S+/0: .*damaged", caplog.text)
 
 
-@pytest.mark.parametrize("name", ["report.csv", "figures/digits-map.png"])
+@pytest.mark.parametrize("name", ["report.md", "figures/digits-map.png"])
 def test_what_cannot_be_written_leaves_the_old_report(name, copied, monkeypatch):
     monkeypatch.setattr(report, "_figures", lambda _: [("digits-map", Figure)])
     path = copied / name
@@ -226,7 +199,7 @@ def test_a_figure_that_cannot_be_drawn_leaves_the_others(
     shutil.copytree(out, tmp_path / "out")
     monkeypatch.setattr(packed, "KLN", KLN)
     monkeypatch.setattr(report, "_OF_A_RUN", pictures)
-    monkeypatch.setitem(report._OF_A_SUITE, "curves", (fails, report._curves))
+    monkeypatch.setattr(figures, "curves", fails)
     monkeypatch.setitem(
         SUITES, "small", SUITE._replace(entries=(KLN, KLN._replace(name="again")))
     )
@@ -236,7 +209,7 @@ def test_a_figure_that_cannot_be_drawn_leaves_the_others(
         "digits-first.png",
         "digits-third.png",
     ]
-    assert (tmp_path / "out" / "report.tex").exists()
+    assert (tmp_path / "out" / "report.md").exists()
     assert re.search(r"No \S+/digits-second.png: too few images", caplog.text)
 
 

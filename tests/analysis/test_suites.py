@@ -8,7 +8,7 @@ from kln_jax.analysis import runs, tables
 from kln_jax.analysis.suites import SUITES
 
 NAMES = {f"table{i}" for i in range(1, 8)} | {"beta", "beta1", "beta2"}
-NAMES |= {"histograms", "heatmaps", "ablations", "semi_ablations"}
+NAMES |= {"ablations", "semi_ablations"}
 NAMES |= {"fragility", "fragility_semi", "fragility_deep", "fragility_deep_semi"}
 
 
