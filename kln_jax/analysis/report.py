@@ -58,7 +58,8 @@ def write(out: pathlib.Path) -> Iterator[pathlib.Path]:
     drawn = sorted((out / "figures").glob("*.png"))
     pictures = [path.relative_to(out) for path in drawn]
     path = out / "report.md"
-    whole_files.write_whole(path, _markdown(shown, found, pictures).encode())
+    text = _markdown(shown, found, protocol.report(records), pictures)
+    whole_files.write_whole(path, text.encode())
     yield path
 
 
@@ -85,6 +86,7 @@ def _others(records: Sequence[Record]) -> Suite:
 def _markdown(
     shown: Mapping[str, Suite],
     found: Mapping[str, list[dict[str, str]]],
+    comparisons: str,
     pictures: Sequence[pathlib.Path],
 ) -> str:
     sections = [
@@ -95,7 +97,7 @@ def _markdown(
         "have no difference to the paper. `python -m kln_jax.analysis run SUITE "
         "--out=DIR` makes the runs of a suite, whose name stands above its table.\n"
     ]
-    if comparisons := protocol.report(records):
+    if comparisons:
         sections.append(f"## Comparisons by the protocol\n\n{comparisons}")
     for name, suite in shown.items():
         if found[name]:
