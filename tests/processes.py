@@ -1,5 +1,6 @@
 """Real runs of train.py in processes of their own, quick to compile."""
 
+import json
 import os
 import pathlib
 import re
@@ -26,6 +27,51 @@ def environment(devices=1, **more):
     # Threads are for the process to find out.
     own = {name: value for name, value in os.environ.items() if name != "NPROC"}
     return {**own, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, **more}
+
+
+# Has the libraries loaded, runs train.py in copies of itself, and tells their ends.
+_LOADED = """
+import json, os, runpy, sys
+import kln_jax._cli, kln_jax.training.experiment
+script, folder = sys.argv[1:]
+sys.path[0] = os.path.dirname(script)
+for line in sys.stdin:
+    arguments, cwd = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.chdir(cwd)
+        for name, descriptor in ("out", 1), ("err", 2):
+            with open(folder + "/" + name, "w") as file:
+                os.dup2(file.fileno(), descriptor)
+        sys.argv = [script, *arguments]
+        runpy.run_path(script, run_name="__main__")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class LoadedTrain:
+    """Runs train.py as often as wanted, and imports what it needs once."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        command = [sys.executable, "-c", _LOADED, str(ROOT / "train.py"), str(folder)]
+        self._process = subprocess.Popen(
+            command,
+            env=environment(PYTHONPATH=str(ROOT)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *arguments, cwd):
+        print(json.dumps([arguments, str(cwd)]), file=self._process.stdin, flush=True)
+        status = int(self._process.stdout.readline())
+        texts = [(self._folder / name).read_text() for name in ("out", "err")]
+        return subprocess.CompletedProcess(arguments, status, *texts)
+
+    def close(self):
+        self._process.communicate()
 
 
 def start(*arguments, devices=1, python=(), **variables):

@@ -25,13 +25,30 @@ def _run(code: str, **environment: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_import_starts_no_backend():
+def test_import_has_no_effects():
     # No backend can start on this platform: the first that tries, fails.
     _run(
-        IMPORT
+        """
+import os, sys
+from absl import flags
+import jax
+defined, before, environment = set(flags.FLAGS), dict(jax.config.values), {**os.environ}
+assert len(before) > 50, "jax.config.values is no longer the table of settings"
+loaded = {name.partition(".")[0] for name in sys.modules}
+"""
+        + IMPORT
         + """
 gaussian_mixture((1, 3), reduction="sum")  # Settings alone need no backend either.
-import jax
+heavy = {"tensorflow", "tensorflow_datasets", "orbax", "flax", "optax", "sklearn"}
+heavy |= {"ml_collections", "chex", "PIL", "matplotlib", "tensorboardX", "tqdm"}
+heavy &= {name.partition(".")[0] for name in sys.modules} - loaded
+assert not heavy, heavy
+assert set(flags.FLAGS) == defined
+after = jax.config.values
+assert before.keys() <= after.keys()
+changed = {name: after[name] for name in before if after[name] != before[name]}
+assert not changed, changed
+assert dict(os.environ) == environment
 try:
     jax.devices()
 except RuntimeError:
@@ -40,66 +57,6 @@ else:
     raise AssertionError("the trap does not work: a backend could start")
 """,
         JAX_PLATFORMS="no_such_platform",
-    )
-
-
-def test_import_defines_no_flags():
-    _run(
-        """
-from absl import flags
-import jax
-before = set(flags.FLAGS)
-"""
-        + IMPORT
-        + """
-added = set(flags.FLAGS) - before
-assert not added, added
-"""
-    )
-
-
-def test_import_changes_no_jax_setting():
-    _run(
-        """
-import os
-import jax
-before, environment = dict(jax.config.values), dict(os.environ)
-assert len(before) > 50, "jax.config.values is no longer the table of settings"
-"""
-        + IMPORT
-        + """
-after = jax.config.values
-assert before.keys() <= after.keys()
-changed = {name: after[name] for name in before if after[name] != before[name]}
-assert not changed, changed
-assert dict(os.environ) == environment
-"""
-    )
-
-
-def test_import_loads_no_training_library():
-    _run(
-        IMPORT
-        + """
-import sys
-heavy = {"tensorflow", "tensorflow_datasets", "orbax", "flax", "optax", "sklearn"}
-heavy |= {"absl", "ml_collections", "chex", "PIL", "matplotlib", "tensorboardX", "tqdm"}
-loaded = heavy & {name.partition(".")[0] for name in sys.modules}
-assert not loaded, loaded
-"""
-    )
-
-
-def test_predicting_loads_nothing_that_trains():
-    _run(
-        """
-import sys
-import kln_jax.inference.classify, kln_jax.inference.export
-import kln_jax.inference.__main__
-training = {"kln_jax.training.experiment", "kln_jax.training.loop"}
-training |= {"tensorboardX", "tqdm", "sklearn"}
-assert not training & set(sys.modules), training & set(sys.modules)
-"""
     )
 
 
@@ -142,11 +99,15 @@ assert abs(cmmd_from_grams(K, K, K, L, L, L, ridge=0.1)) < 1e-6
     )
 
 
-def test_no_module_is_shadowed_by_what_its_package_exports():
+def test_predicting_loads_nothing_that_trains_and_no_module_is_shadowed():
     _run(
         """
 import importlib, pkgutil, sys
-import kln_jax
+import kln_jax.inference.classify, kln_jax.inference.export
+import kln_jax.inference.__main__
+training = {"kln_jax.training.experiment", "kln_jax.training.loop"}
+training |= {"tensorboardX", "tqdm", "sklearn"}
+assert not training & set(sys.modules), training & set(sys.modules)
 for module in pkgutil.walk_packages(kln_jax.__path__, "kln_jax."):
     package, _, name = module.name.rpartition(".")
     importlib.import_module(module.name)

@@ -7,11 +7,14 @@ import sys
 
 import pytest
 
-from tests.processes import DIGITS, ROOT, environment
+from tests.processes import DIGITS, ROOT, LoadedTrain, environment
 
 
-def _train(*arguments, cwd, before=()):
-    return _run(*before, sys.executable, str(ROOT / "train.py"), *arguments, cwd=cwd)
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    loaded = LoadedTrain(tmp_path_factory.mktemp("said"))
+    yield loaded
+    loaded.close()
 
 
 def _run(*command, cwd):
@@ -44,8 +47,8 @@ def _run(*command, cwd):
         ([DIGITS, "--config.platform=gpu"], "platform='gpu'"),
     ],
 )
-def test_an_error_is_one_line_and_makes_nothing(arguments, message, tmp_path):
-    done = _train(*arguments, cwd=tmp_path)
+def test_an_error_is_one_line_and_makes_nothing(train, arguments, message, tmp_path):
+    done = train(*arguments, cwd=tmp_path)
     assert done.returncode not in (0, None)
     line = done.stderr.splitlines()[-1]
     assert line.startswith("train.py: error: ")
@@ -54,13 +57,13 @@ def test_an_error_is_one_line_and_makes_nothing(arguments, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_function_misspelt_in_a_file_is_no_key(tmp_path):
+def test_a_function_misspelt_in_a_file_is_no_key(train, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(
         "from configs import digits\n\n\ndef get_config():\n"
         "    return digits.get_confg()\n"
     )
-    done = _train(f"--config={own}", cwd=ROOT)
+    done = train(f"--config={own}", cwd=ROOT)
     assert done.returncode != 0
     assert done.stderr.splitlines()[-1] == (
         "train.py: error: module 'configs.digits' has no attribute 'get_confg'"
@@ -75,10 +78,10 @@ def test_a_function_misspelt_in_a_file_is_no_key(tmp_path):
         ("x = 1\nx / 0", "own.py, line 2: ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_a_file_raises_is_one_line(code, message, tmp_path):
+def test_what_a_file_raises_is_one_line(train, code, message, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(code)
-    done = _train("--config=own.py", cwd=tmp_path)
+    done = train("--config=own.py", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"train.py: error: {message}"
     assert "Traceback" not in done.stderr
@@ -115,12 +118,12 @@ def test_what_a_file_raises_is_one_line(code, message, tmp_path):
         ),
     ],
 )
-def test_the_keys_of_a_file_are_those_that_are_declared(code, message, tmp_path):
+def test_the_keys_of_a_file_are_those_that_are_declared(train, code, message, tmp_path):
     (tmp_path / "own.py").write_text(
         "from configs import digits\n\n\ndef get_config():\n"
         f"    config = digits.get_config()\n    {code}\n    return config\n"
     )
-    done = _train("--config=own.py", cwd=tmp_path)
+    done = train("--config=own.py", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"train.py: error: {message}"
     assert "Traceback" not in done.stderr
@@ -166,9 +169,10 @@ def test_compiled_programs_are_kept_unless_jax_is_told_otherwise(
     assert done.stdout == f"Config {kept_in.replace('HOME', str(tmp_path))}\n"
 
 
-def test_a_run_ends_with_its_error_and_place(tmp_path):
-    done = _train(
+def test_a_run_ends_with_its_error_and_place(train, tmp_path):
+    done = train(
         DIGITS,
+        "--config.network=mlp",
         "--config.width=0.05",
         "--config.num_epochs=1",
         "--config.clip_norm=5",  # An int for a float.
@@ -185,8 +189,8 @@ def test_a_run_ends_with_its_error_and_place(tmp_path):
     assert (workdir / "result.json").exists()
 
 
-def test_a_run_that_diverges_is_one_line(tmp_path):
-    done = _train(
+def test_a_run_that_diverges_is_one_line(train, tmp_path):
+    done = train(
         DIGITS,
         "--config.network=mlp",
         "--config.width=0.05",
@@ -259,13 +263,13 @@ def test_every_end_has_its_status_and_its_line():
     assert traceback.splitlines()[-2:] == ["RuntimeError: of ours", "status 1"]
 
 
-def test_each_image_that_cannot_be_used_is_a_line(tmp_path):
+def test_each_image_that_cannot_be_used_is_a_line(train, tmp_path):
     for name in ("a", "b"):
         folder = tmp_path / "data" / "train" / name
         folder.mkdir(parents=True)
         (folder / "1.png").write_text("no image")
     config = f"--config={ROOT / 'configs' / 'own_images.py'}"
-    done = _train(config, f"--config.data_dir={tmp_path / 'data'}", cwd=tmp_path)
+    done = train(config, f"--config.data_dir={tmp_path / 'data'}", cwd=tmp_path)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     first, *lines = done.stderr.splitlines()[-3:]
@@ -274,16 +278,16 @@ def test_each_image_that_cannot_be_used_is_a_line(tmp_path):
 
 
 def test_too_little_memory_is_one_line(tmp_path):
-    done = _train(
-        DIGITS,
+    done = _run(
+        # The step would take twice as much.
+        *("sh", "-c", f'ulimit -v {2**25} && exec "$@"', "sh"),
+        *(sys.executable, str(ROOT / "train.py"), DIGITS),
         "--config.network=mlp",
         "--config.width=0.02",
         "--config.latent_dim=4",
         "--config.num_epochs=1",
         "--config.batch_size=20000",
         cwd=tmp_path,
-        # The step would take twice as much.
-        before=("sh", "-c", f'ulimit -v {2**25} && exec "$@"', "sh"),
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

@@ -203,17 +203,15 @@ class Checkpoints:
     def _read(self, step: int) -> dict[str, np.ndarray]:
         """Reads all arrays of a checkpoint by name, once its files are checked."""
         directory = self._directory / str(step)
-        # Those of before there were checksums have none.
-        if (directory / _CHECKSUMS).exists():
-            expected = json.loads((directory / _CHECKSUMS).read_text())
-            actual = dict(_checksums(directory))
-            for name in sorted(expected.keys() | actual.keys()):
-                if name not in actual:
-                    raise ValueError(f"{name} is missing")
-                if actual[name] != expected.get(name):
-                    raise ValueError(f"{name} has another checksum")
-        if not (directory / _ITEM).exists():
-            raise ValueError(f"{_ITEM} is missing")
+        if not (directory / _CHECKSUMS).exists():
+            raise ValueError(f"{_CHECKSUMS} is missing")
+        expected = json.loads((directory / _CHECKSUMS).read_text())
+        actual = dict(_checksums(directory))
+        for name in sorted(expected.keys() | actual.keys()):
+            if name not in actual:
+                raise ValueError(f"{name} is missing")
+            if actual[name] != expected.get(name):
+                raise ValueError(f"{name} has another checksum")
         items = self._manager.restore(
             step, args=ocp.args.Composite(**{_ITEM: ocp.args.StandardRestore()})
         )

@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -73,26 +73,15 @@ def compile_functions(config: Config, data: Dataset) -> Compiled:
         for name, key in FIELDS.items()
         if key.group in ("Data", "Run") or key.owner != "experiment"
     }
-    init, draw_rows, train, evaluate, steps_per_epoch = _compile(
-        config.replace(**others), shape, len(data.class_names)
-    )
-    mean, std = (
-        channel_statistics(data.train_images)
-        if config.normalise
-        else (np.zeros(shape[-1]), np.ones(shape[-1]))
-    )
-    return Compiled(
-        init=init,
-        draw_rows=draw_rows,
-        train=train,
-        evaluate=evaluate,
-        steps_per_epoch=steps_per_epoch,
-        channels=(mean, std),
-    )
+    made = _compile(config.replace(**others), shape, len(data.class_names))
+    if not config.normalise:
+        return made
+    return made._replace(channels=channel_statistics(data.train_images))
 
 
 @functools.lru_cache(maxsize=4)
-def _compile(config: Config, shape: tuple[int, ...], num_classes: int) -> Any:
+def _compile(config: Config, shape: tuple[int, ...], num_classes: int) -> Compiled:
+    """Makes them for images that are not normalised."""
     method = make_method(config, shape, num_classes)
 
     def init(key: jax.Array, mean: np.ndarray, std: np.ndarray) -> TrainState:
@@ -111,12 +100,13 @@ def _compile(config: Config, shape: tuple[int, ...], num_classes: int) -> Any:
         of_method = functools.partial(function, method)
         return parallel.data_parallel(of_method, axis_name=steps.AXIS, donate=donate)
 
-    return (
-        jax.jit(init, compiler_options=_quickly()),
-        over_devices(steps.draw_rows),
-        over_devices(steps.train_steps, donate=True),
-        over_devices(steps.evaluate),
-        method.steps_per_epoch,
+    return Compiled(
+        init=jax.jit(init, compiler_options=_quickly()),
+        draw_rows=over_devices(steps.draw_rows),
+        train=over_devices(steps.train_steps, donate=True),
+        evaluate=over_devices(steps.evaluate),
+        steps_per_epoch=method.steps_per_epoch,
+        channels=(np.zeros(shape[-1]), np.ones(shape[-1])),
     )
 
 

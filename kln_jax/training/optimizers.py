@@ -34,18 +34,11 @@ def step_schedule(
     Returns:
       A function from the step to the rate.
 
-    Raises:
-      ValueError: If ``warmup_steps`` is negative.
-
     Examples:
       >>> schedule = step_schedule(1.0, milestones=(10,), decay=0.2, warmup_steps=4)
       >>> [round(float(schedule(i)), 2) for i in (0, 3, 9, 10)]
       [0.25, 1.0, 1.0, 0.2]
     """
-    if warmup_steps < 0:
-        raise ValueError(
-            f"warmup_steps={warmup_steps} must be positive, or 0 for no warm-up."
-        )
     times = collections.Counter(milestones)
     steps = optax.piecewise_constant_schedule(
         learning_rate, {step: decay**count for step, count in times.items()}
@@ -87,15 +80,11 @@ def optimizer(
       An optax transformation.
 
     Raises:
-      ValueError: If the name is unknown, or ``clip_norm`` is negative.
+      ValueError: If the name is unknown.
 
     Examples:
       >>> sgd = optimizer("sgd", step_schedule(0.02), weight_decay=5e-4)
     """
-    if clip_norm < 0:
-        raise ValueError(
-            f"clip_norm={clip_norm} must be positive, or 0 for no clipping."
-        )
     match name:
         case "sgd":
             update = optax.sgd(schedule, momentum)

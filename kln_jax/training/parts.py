@@ -19,16 +19,6 @@ from kln_jax.training.configuration import Config, prior_numbers
 # From the arrays of an embedding and images to features.
 Embed = Callable[[Any, jax.Array], jax.Array]
 
-# By the key kernel_on: from the network to what the kernel acts on, None for its Z.
-_EMBEDDINGS: dict[str, Callable[[models.KLN], Embed | None]] = {
-    "z": lambda model: None,
-    "pixels": lambda model: fixed_embeddings.pixels,
-    "pca": lambda model: fixed_embeddings.project,
-    "autoencoder": lambda model: functools.partial(
-        fixed_embeddings.encode, model=model
-    ),
-}
-
 # Steps are counted in int32.
 _NUM_COUNTS = 2**31
 
@@ -176,4 +166,10 @@ def embed(config: Config, model: models.KLN) -> Embed | None:
       A function of the arrays of the embedding and of images, None for the network's
       own Z.
     """
-    return _EMBEDDINGS[config.kernel_on](model)
+    by_key: dict[str, Embed | None] = {
+        "z": None,
+        "pixels": fixed_embeddings.pixels,
+        "pca": fixed_embeddings.project,
+        "autoencoder": functools.partial(fixed_embeddings.encode, model=model),
+    }
+    return by_key[config.kernel_on]

@@ -80,10 +80,3 @@ def test_clipping_bounds_the_gradient_before_weight_decay():
 def test_unknown_optimiser_is_named():
     with pytest.raises(ValueError, match=r"optimizer='rmsprop' must be"):
         optimizers.optimizer("rmsprop", optimizers.step_schedule(0.1))
-
-
-def test_negative_settings_are_refused():
-    with pytest.raises(ValueError, match=r"warmup_steps=-3 must be positive, or 0"):
-        optimizers.step_schedule(0.1, warmup_steps=-3)
-    with pytest.raises(ValueError, match=r"clip_norm=-1 must be positive, or 0"):
-        optimizers.optimizer("sgd", optimizers.step_schedule(0.1), clip_norm=-1)
