@@ -1,11 +1,13 @@
-"""The tables of docs/reproduce.md, from the runs in results/.
+"""The tables of results on the pages, from the runs in results/.
 
 To renew them: ``python -m docs.tables``.
 """
 
+import functools
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,15 +16,19 @@ from kln_jax.analysis.records import Record
 from kln_jax.analysis.suites import SUITES, Entry
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reproduce.md"
+PAGES = (ROOT / "docs" / "reproduce.md",)
 _BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # Keys that every run of a table has in common, or that only say how it is measured.
 _UNSAID = {"width", "validation_fraction"}
 
 
+@functools.cache
+def _runs() -> list[Record]:
+    return packed.read_all(ROOT / "results")
+
+
 def with_tables(page: str) -> str:
-    """Returns the text of the page with its tables as the results are now."""
-    found = packed.read_all(ROOT / "results")
+    """Returns the text of a page with its tables as the results are now."""
     tables = {
         "comparisons": protocol.report,
         "digits": _digits,
@@ -30,7 +36,7 @@ def with_tables(page: str) -> str:
         "mnist_semi": lambda found: _tried(found, "mnist", "semi"),
     }
     return _BLOCK.sub(
-        lambda block: f"{block[1]}{tables[block[2]](found)}{block[3]}", page
+        lambda block: f"{block[1]}{tables[block[2]](_runs())}{block[3]}", page
     )
 
 
@@ -45,10 +51,9 @@ def _tried(found: Sequence[Record], config_name: str, setting: str) -> str:
     ]
     lines = []
     for group in records.alike(of_setting):
+        config = group[0].config
         keys = [
-            f"`{key}={group[0].config[key]}`"
-            for key in group[0].changed
-            if key not in _UNSAID
+            f"`{key}={config[key]}`" for key in group[0].changed if _acts(key, config)
         ]
         objective = "cross-entropy" if group[0].variant.endswith("ce") else "KLN"
         cells = (
@@ -65,6 +70,13 @@ def _tried(found: Sequence[Record], config_name: str, setting: str) -> str:
     lines.sort(key=lambda cells: (int(cells[1]), float(cells[3].split()[0])))
     header = ("objective, keys", "epochs", "seeds", "validation error, %")
     return _markdown((*header, "kernel within a class", "between classes"), lines)
+
+
+def _acts(key: str, config: Mapping[str, Any]) -> bool:
+    """Says whether a key tells runs of a table apart."""
+    if key == "lr_milestones":  # One after the end does nothing.
+        return any(epoch < config["num_epochs"] for epoch in config[key])
+    return key not in _UNSAID
 
 
 def _digits(found: Sequence[Record]) -> str:
@@ -98,4 +110,5 @@ def _markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text()))
+    for path in PAGES:
+        path.write_text(with_tables(path.read_text()))

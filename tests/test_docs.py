@@ -3,7 +3,6 @@
 The site itself is built by ``make docs``, where a warning is an error.
 """
 
-import collections
 import functools
 import importlib.util
 import json
@@ -14,16 +13,13 @@ import subprocess
 import sys
 
 import jax
-import numpy as np
 import pytest
 
 from benchmarks import calibration, precision
 from configs import default
-from docs import modules
+from docs import modules, tables
 from kln_jax import cmmd
-from kln_jax.analysis import packed
 from kln_jax.analysis.suites import SUITES
-from kln_jax.analysis.tables import HEADER
 from tests.processes import environment
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -178,196 +174,10 @@ def _table(page, header):
     return [[cell.strip() for cell in row[1:-1].split("|")] for row in rows]
 
 
-@functools.cache
-def _report():
-    """The rows of the report that have runs, each with its suite."""
-    rows = []
-    for line in (ROOT / "results" / "report.md").read_text().splitlines():
-        if heading := re.match(r"`(\w+)`: ", line):
-            suite = heading[1]
-        elif line.startswith("| "):
-            cells = [cell.strip() for cell in line[2:-1].split("|")]
-            rows.append({"suite": suite, **dict(zip(HEADER, cells, strict=True))})
-    return [row for row in rows if row["runs"].isdecimal()]
-
-
-def _measured():
-    """The means and deviations of the report, by suite, data set and method."""
-    return {(r["suite"], r["data"], r["method"]): r["ours"] for r in _report()}
-
-
-METHODS = {
-    "kernel on pixels": "identity",
-    "kernel on principal components": "PCA",
-    "kernel on an autoencoder": "autoencoder",
-    "KLN in bfloat16": "in bfloat16",
-    "cross-entropy and confidence": "cross-entropy",
-    "KLN with warm-up": "with warm-up",
-}
-
-
-def test_the_errors_of_the_digits_that_pages_state_are_those_of_the_report():
-    measured, suites = _measured(), ("ablations", "semi_ablations")
-    rows = _table(DOCS / "reproduce.md", ["method", "all labels", "100 labels"])
-    assert len(rows) == 13
-    for name, *errors in rows:
-        for suite, error in zip(suites, errors, strict=True):
-            method = suite, "digits", METHODS.get(name, name)
-            assert measured.get(method, "") == error, method
-    found = [measured[suite, "digits", "KLN"] for suite in suites]
-    header = f"test error, ours     {found[0]} %  {found[1]} %".replace("±", "+-")
-    assert header in (ROOT / "configs" / "digits.py").read_text()
-
-
-def test_the_errors_that_the_readme_states_are_those_of_the_report():
-    measured = {
-        (r["suite"], r["data"], r["method"], r["epochs"], r["runs"]): r["ours"]
-        for r in _report()
-    }
-    header = ["data", "labels", "epochs, seeds"]
-    header += ["KLN", "cross-entropy", "KLN in the paper"]
-    rows = _table(ROOT / "README.md", header)
-    assert len(rows) == 5
-    for data, labels, length, *errors, paper in rows:
-        suite = "ablations" if labels.startswith("all ") else "semi_ablations"
-        names = {"scikit-learn's digits": "digits", "MNIST, a part": "mnist"}
-        data = names.get(data, "fashion_mnist")
-        for method, error in zip(("KLN", "cross-entropy"), errors, strict=True):
-            assert measured[(suite, data, method, *length.split(", "))] == error
-        if paper:
-            table = "table1" if suite == "ablations" else "table7"
-            (printed,) = {
-                r["paper"]
-                for r in _report()
-                if (r["suite"], r["data"], r["method"]) == (table, data, "KLN")
-            }
-            assert paper == printed
-
-
-def test_the_errors_of_mnist_that_a_page_states_are_those_of_the_report():
-    measured = {
-        (row["suite"], row["method"], row["epochs"]): row["ours"]
-        for row in _report()
-        if row["data"] == "mnist"
-    }
-    rows = _table(DOCS / "reproduce.md", ["method", "6 epochs", "20 epochs", "paper"])
-    assert len(rows) == 9
-    for name, *errors, _ in rows:
-        name, few, _ = name.partition(", 100 labels")
-        method = METHODS.get(name, name)
-        suite = "table7" if few else "table1"
-        for epochs, error in zip(("6", "20"), errors, strict=True):
-            accuracy = measured.get(("table6", method, epochs), "")
-            if accuracy and name != "KLN":
-                mean, *spread = accuracy.split(" ± ")
-                assert error == " ± ".join([f"{100 - float(mean):.2f}", *spread])
-            else:
-                assert error == measured.get((suite, method, epochs), "")
-
-
-# Of the studies of fragility.
-EPOCHS = {"digits": 12, "mnist": 3}
-CHOICES = ("neither", "warm-up", "clipping", "both", "Z normalised")
-
-
-@functools.cache
-def _fragility():
-    """Configuration and last metrics of each run of the studies of fragility."""
-    found = [
-        (record.config, {name: float(v[-1]) for name, v in record.metrics.items()})
-        for record in packed.read_all(ROOT / "results")
-        if record.config["width"] < 1
-        and record.epochs == EPOCHS[record.config["dataset"]]
-    ]
-    assert len(found) == 8 * 100 * 3
-    return found
-
-
-def _choice(config):
-    """What keeps the first steps of a run from harm, as a page calls it."""
-    if config["normalise_z"]:
-        return "Z normalised"
-    of_both = {(0, 0): "neither", (1, 0): "warm-up", (0, 1): "clipping", (1, 1): "both"}
-    return of_both[config["warmup_steps"] > 0, config["clip_norm"] > 0]
-
-
-def test_the_runs_without_classes_that_a_page_states_are_those_of_the_studies():
-    header = ["labels", "kernel on labels", "choice", "ridge", "such runs"]
-    header += ["kernel within a class", "between classes", "gradient of the classifier"]
-    rows, told = _table(DOCS / "reproduce.md", header), 0
-    deep = [run for run in _fragility() if run[0]["network"] == "conv_large"]
-    for labels, label_kernel, choice, ridges, number, *ranges in rows:
-        least, *largest = map(float, ridges.split(" to "))
-        of_row = [
-            last
-            for config, last in deep
-            if (config["num_labels"] == 0) == (labels == "all")
-            and label_kernel in (config["label_kernel"], "both")
-            and choice in (_choice(config), "any")
-            and least <= config["ridge"] <= (largest or [least])[0]
-        ]
-        failed = [last for last in of_row if last["test_error_percent"] >= 85]
-        assert number == f"{len(failed)} of {len(of_row)}"
-        told += len(failed)
-        keys = "kernel_same", "kernel_different", "gradient_norm_classifier"
-        for key, digits, stated in zip(
-            keys, (".2f", ".2f", ".2g"), ranges, strict=True
-        ):
-            values = [last[key] for last in failed]
-            assert stated == f"{min(values):{digits}} to {max(values):{digits}}"
-    assert told == sum(last["test_error_percent"] >= 85 for _, last in deep)
-
-
-def _of_plane(suite, data, label_kernel, reduction="sum"):
-    """Configuration and last metrics of the runs of a study with these choices."""
-    network = "conv_large" if "deep" in suite else "mnist"
-    return [
-        (config, last)
-        for config, last in _fragility()
-        if (config["network"], config["dataset"]) == (network, data)
-        and (config["num_labels"] > 0) == ("semi" in suite)
-        and config["label_kernel"] == label_kernel
-        and config["reconstruction_reduction"] == reduction
-    ]
-
-
-def test_the_errors_by_choice_that_a_page_states_are_those_of_the_studies():
-    header = ["suite", "data", "kernel on labels", *CHOICES, "ridge 1"]
-    rows = _table(DOCS / "reproduce.md", header)
-    assert len(rows) == 16
-    for suite, data, label_kernel, *stated in rows:
-        runs = _of_plane(suite.strip("`"), data, label_kernel)
-        for choice, of_choice in zip([*CHOICES, "ridge 1"], stated, strict=True):
-            errors = collections.defaultdict(list)
-            for config, last in runs:
-                of_run = "ridge 1" if config["ridge"] == 1 else _choice(config)
-                if of_run == choice:
-                    key = config["ridge"], _choice(config)
-                    errors[key].append(last["test_error_percent"])
-            assert {len(of_cell) for of_cell in errors.values()} == {3}
-            assert len(errors) == (5 if choice == "ridge 1" else 4)
-            # A mean that ends in 5 is stored a little above or below.
-            means = [round(np.mean(cell), 4) for cell in errors.values()]
-            assert of_choice == f"{min(means):.1f} to {max(means):.1f}"
-
-
-def test_the_reconstructions_that_a_page_states_are_those_of_the_studies():
-    header = ["suite", "data", *CHOICES, "clipping, mean", "mean image"]
-    rows = _table(DOCS / "reproduce.md", header)
-    assert len(rows) == 8
-    for suite, data, *stated, _ in rows:
-        columns = [(choice, "sum") for choice in CHOICES] + [("clipping", "mean")]
-        for (choice, reduction), value in zip(columns, stated, strict=True):
-            errors = [
-                last["test_reconstruction"]
-                * (config["image_size"] ** 2 if reduction == "mean" else 1)
-                for config, last in _of_plane(
-                    suite.strip("`"), data, "linear", reduction
-                )
-                if (_choice(config), config["ridge"] < 1) == (choice, True)
-            ]
-            assert len(errors) == 12
-            assert value == f"{np.median(errors):.1f}", (suite, data, choice)
+@pytest.mark.parametrize("page", tables.PAGES, ids=_name)
+def test_the_tables_of_results_are_those_of_the_runs(page):
+    assert tables.with_tables(_text(page)) == _text(page), "run: python -m docs.tables"
+    assert "<!-- table: " in _text(page)
 
 
 def test_the_values_of_large_features_that_a_page_states_are_those_of_the_benchmark():

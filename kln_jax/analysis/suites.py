@@ -144,39 +144,6 @@ def _sweep(
 
 
 _WARM_UP = (("warmup_steps", 100),)
-# What keeps the first steps from harm, for the study of where the method is fragile.
-_STABILISERS: dict[str, tuple[tuple[str, Any], ...]] = {
-    "none": (("warmup_steps", 0), ("clip_norm", 0.0)),
-    "warm-up": (*_WARM_UP, ("clip_norm", 0.0)),
-    "clipping": (("warmup_steps", 0), ("clip_norm", 10.0)),
-    "both": (*_WARM_UP, ("clip_norm", 10.0)),
-    "normalised Z": (("warmup_steps", 0), ("clip_norm", 0.0), ("normalise_z", True)),
-}
-_RIDGES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
-_NARROW = (("width", 0.25),)
-_NARROW_DEEP = (("network", "conv_large"), ("image_size", 32), ("width", 0.125))
-
-
-def _fragility(variant: str, network: tuple[tuple[str, Any], ...], title: str) -> Suite:
-    entries = tuple(
-        Entry(
-            f"ridge {ridge:g}, {stabiliser}, {label_kernel} labels, {reduction}",
-            variant,
-            (
-                *network,
-                ("ridge", ridge),
-                *changes,
-                ("label_kernel", label_kernel),
-                ("reconstruction_reduction", reduction),
-            ),
-        )
-        for label_kernel in ("linear", "gaussian")
-        for reduction in ("sum", "mean")
-        for stabiliser, changes in _STABILISERS.items()
-        for ridge in _RIDGES
-    )
-    return Suite(title, "error", ("digits",), entries, seeds=3, figure="")
-
 
 SUITES: dict[str, Suite] = {
     "table1": _supervised("mnist", "MNIST", _CGMMN_MLP),
@@ -254,21 +221,5 @@ SUITES: dict[str, Suite] = {
             Entry("no confidence", "semi_no_confidence"),
         ),
         seeds=5,
-    ),
-    "fragility": _fragility(
-        "supervised", _NARROW, "All labels: what the objective withstands"
-    ),
-    "fragility_semi": _fragility(
-        "semi", _NARROW, "Few labels: what the objective withstands"
-    ),
-    "fragility_deep": _fragility(
-        "supervised",
-        _NARROW_DEEP,
-        "All labels, the network for 32x32 images: what the objective withstands",
-    ),
-    "fragility_deep_semi": _fragility(
-        "semi",
-        _NARROW_DEEP,
-        "Few labels, the network for 32x32 images: what the objective withstands",
     ),
 }

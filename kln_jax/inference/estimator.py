@@ -381,7 +381,6 @@ class KLNClassifier(
             image_shape=self._network_shape(),
             num_classes=len(self.classes_),
             latent_dim=self.config_["latent_dim"],
-            normalise_z=self.config_["normalise_z"],
             z_distance=self.config_["z_distance"],
             width=self.config_["width"],
             dtype=jnp.dtype(self.config_["dtype"]),

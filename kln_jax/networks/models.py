@@ -288,7 +288,6 @@ class KLN(nn.Module):
       encoder: Maps images to Z; `MnistEncoder`, `MlpEncoder` or `ConvLargeEncoder`.
       decoder: Maps Z to images; the decoder of the same name.
       num_classes: Number C of classes.
-      normalise_z: Whether Z is batch-normalised once more.
       z_distance: Mean squared distance in a batch to which Z is standardised, without
         a learned scale; 0 for Z as it comes.
       axis_name: Device axis over which its batch statistics are shared.
@@ -297,7 +296,6 @@ class KLN(nn.Module):
     encoder: Encoder
     decoder: Decoder
     num_classes: int
-    normalise_z: bool = False
     z_distance: float = 0.0
     axis_name: str | None = None
 
@@ -319,8 +317,6 @@ class KLN(nn.Module):
         if positions is None:
             positions = jnp.arange(len(x), dtype=jnp.int32)
         z = self.encoder(x, positions, train=train).astype(jnp.float32)
-        if self.normalise_z:
-            z = _batch_norm(self.axis_name, jnp.float32, train=train)(z)
         if self.z_distance:
             # A learned scale would let Z collapse, or grow out of the kernel's sight.
             fixed: dict[str, Any] = dict(use_scale=False, use_bias=False)
@@ -352,7 +348,6 @@ def build(
     image_shape: Sequence[int],
     num_classes: int,
     latent_dim: int = 128,
-    normalise_z: bool = False,
     z_distance: float = 0.0,
     width: float = 1.0,
     dtype: DTypeLike = jnp.float32,
@@ -365,7 +360,6 @@ def build(
       image_shape: Height, width and channels of the images.
       num_classes: Number of classes.
       latent_dim: Dimensions of Z.
-      normalise_z: Whether Z is batch-normalised after all.
       z_distance: Mean squared distance to which Z is standardised; 0 for none.
       width: Channels of the hidden layers relative to the paper's.
       dtype: dtype of the networks' computation; parameters, batch statistics, Z and
@@ -395,7 +389,6 @@ def build(
         encoder=encoder(latent_dim=latent_dim, **common),
         decoder=decoder(channels=image_shape[2], **common),
         num_classes=num_classes,
-        normalise_z=normalise_z,
         z_distance=z_distance,
         axis_name=axis_name,
     )

@@ -249,11 +249,6 @@ is 0.9.
         at_most=100,
     )
     latent_dim: int = _key(128, "Network", "Dimensions of Z.", at_least=1)
-    normalise_z: bool = _key(
-        False,
-        "Network",
-        "Whether Z is batch-normalised before kernel, classifier and decoder.",
-    )
     z_distance: float = _key(
         0.0,
         "Network",

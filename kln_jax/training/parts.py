@@ -43,7 +43,6 @@ def model(
         image_shape=image_shape,
         num_classes=num_classes,
         latent_dim=config.latent_dim,
-        normalise_z=config.normalise_z,
         z_distance=config.z_distance,
         width=config.width,
         dtype=jnp.dtype(config.dtype),

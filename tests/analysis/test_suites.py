@@ -9,7 +9,6 @@ from kln_jax.analysis.suites import SUITES
 
 NAMES = {f"table{i}" for i in range(1, 8)} | {"beta", "beta1", "beta2"}
 NAMES |= {"ablations", "semi_ablations"}
-NAMES |= {"fragility", "fragility_semi", "fragility_deep", "fragility_deep_semi"}
 
 
 def test_the_suites_are_the_tables_and_figures_of_the_paper_and_those_beyond():
@@ -80,14 +79,6 @@ def test_the_ablations_are_all_variants_of_a_configuration():
     variants = set(re.findall(r"'(\w+)'", str(caught.value)))
     suites = SUITES["ablations"], SUITES["semi_ablations"]
     assert {e.variant for suite in suites for e in suite.entries} == variants
-
-
-def test_a_grid_has_each_combination_once_by_the_names_of_its_axes():
-    for name in ("fragility", "fragility_deep_semi"):
-        axes = zip(*(e.name.split(", ") for e in SUITES[name].entries), strict=True)
-        counts = [len(set(values)) for values in axes]
-        assert counts == [5, 5, 2, 2]
-        assert len({entry.name for entry in SUITES[name].entries}) == 100
 
 
 def test_no_number_of_another_data_set_slips_in():

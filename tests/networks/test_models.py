@@ -108,7 +108,7 @@ def _normalised(network, **options):
         image_shape=list(SHAPES[network]),  # As a configuration may have it.
         num_classes=3,
         width=0.05,
-        normalise_z=True,
+        z_distance=256.0,  # Variance one in each of 128 dimensions.
         **options,
     )
 

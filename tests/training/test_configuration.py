@@ -44,7 +44,6 @@ VALUES = digits.get_config().to_dict()
         (dict(width=True), "width=True must be a number"),
         (dict(test_fraction=1.0), "test_fraction=1.0 must be .* above 0 and below 1"),
         (dict(flip="False"), "flip='False' must be True or False"),
-        (dict(normalise_z=1), "normalise_z=1 must be True or False"),
         (dict(data_dir=None), "data_dir=None must be a string; its default is ''"),
         (
             dict(optimizer="lamb"),
