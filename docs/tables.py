@@ -13,13 +13,14 @@ import numpy as np
 
 from kln_jax.analysis import packed, protocol, records
 from kln_jax.analysis.records import Record
-from kln_jax.analysis.suites import SUITES, Entry
+from kln_jax.analysis.suites import KLN, SUITES, Entry
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "docs" / "reproduce.md",)
+PAGES = (ROOT / "README.md", ROOT / "docs" / "reproduce.md")
 _BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # Keys that every run of a table has in common, or that only say how it is measured.
 _UNSAID = {"width", "validation_fraction"}
+CE = Entry("cross-entropy", "ce")
 
 
 @functools.cache
@@ -30,6 +31,7 @@ def _runs() -> list[Record]:
 def with_tables(page: str) -> str:
     """Returns the text of a page with its tables as the results are now."""
     tables = {
+        "readme": _readme,
         "comparisons": protocol.report,
         "digits": _digits,
         "cifar10": lambda found: _tried(found, "cifar10", "supervised"),
@@ -79,6 +81,50 @@ def _acts(key: str, config: Mapping[str, Any]) -> bool:
     return key not in _UNSAID
 
 
+_DEEP = (("lr_milestones", [2]), ("pairing", "symmetric"), ("width", 0.125))
+_OF_CE = (
+    ("learning_rate", 0.1),
+    ("reconstruction_weight", 0.0),
+    ("z_distance", 0.0),
+)
+# By data and labels: name of the configuration and epochs, KLN and cross-entropy.
+_README = {
+    ("scikit-learn's digits", "all 1,437"): ("digits", 12, KLN, CE),
+    ("scikit-learn's digits", "100 of 1,437"): (
+        "digits",
+        12,
+        Entry("KLN", "semi"),
+        Entry("cross-entropy", "semi_ce"),
+    ),
+    ("Fashion-MNIST", "all 60,000"): ("fashion_mnist", 3, KLN, CE),
+    ("CIFAR-10, an eighth of the width", "all 50,000"): (
+        "cifar10",
+        3,
+        Entry("KLN", "supervised", _DEEP),
+        Entry("cross-entropy", "ce", (*_DEEP, *_OF_CE)),
+    ),
+}
+
+
+def _readme(found: Sequence[Record]) -> str:
+    """Returns the test errors of KLN and of cross-entropy on each data set."""
+    lines = []
+    for (data, labels), (config_name, epochs, *methods) in _README.items():
+        groups = [
+            [
+                record
+                for record in records.matching(found, config_name, method)
+                if record.epochs == epochs and record.evaluate_on == "test"
+            ]
+            for method in methods
+        ]
+        counts = " and ".join(map(str, dict.fromkeys(map(len, groups))))
+        errors = (_mean(record.error for record in group) for group in groups)
+        lines.append((data, labels, f"{epochs}, {counts}", *errors))
+    header = ("data", "labels", "epochs, seeds", "KLN", "cross-entropy")
+    return _markdown(header, lines)
+
+
 def _digits(found: Sequence[Record]) -> str:
     """Returns the test errors of each method on scikit-learn's digits."""
     semi = {entry.name: entry for entry in SUITES["semi_ablations"].entries}
@@ -99,6 +145,8 @@ def _whole(found: Sequence[Record], entry: Entry) -> list[Record]:
 
 def _mean(errors: Iterable[float | None]) -> str:
     known = [error for error in errors if error is not None]
+    if not known:
+        return "not measured"
     spread = f" ± {np.std(known, ddof=1):.2f}" if len(known) > 1 else ""
     return f"{np.mean(known):.2f}{spread}"
 
