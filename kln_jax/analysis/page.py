@@ -19,6 +19,7 @@ from sklearn.metrics import confusion_matrix
 from kln_jax.analysis import figures, learned, runs
 from kln_jax.inference import trained_network
 from kln_jax.storage import epoch_metrics, whole_files
+from kln_jax.training import diagnosis
 
 _ERRORS_SHOWN = 20
 # Of more classes the numbers in the cells of the confusion matrix cannot be read.
@@ -83,10 +84,16 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
     predicted = probabilities.argmax(axis=1)
     wrong = np.flatnonzero(predicted != labels)
     surest = wrong[np.argsort(-probabilities[wrong].max(axis=1), kind="stable")]
+    confusion = confusion_matrix(labels, predicted, labels=range(len(names)))
+    collapse = (
+        diagnosis.find_collapse(network.config, metrics[-1], confusion, names)
+        if metrics
+        else ""
+    )
     shown = learned.look_at(network, data)
     drawn = {
         "Curves": _curves(metrics) if metrics else None,
-        "Confusion matrix": _confusion(labels, predicted, names),
+        "Confusion matrix": _confusion(confusion, names),
         "Most confident errors": _errors(
             data.eval_images, labels, probabilities, surest[:_ERRORS_SHOWN], names
         ),
@@ -101,7 +108,7 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
     text = _page(
         f"{data.name}, {network.config.variant}: {percent:.2f} % error",
         f"{directory}: {len(wrong)} of {len(predicted)} {data.evaluate_on} images are "
-        f"wrong after step {int(network.state.step)}; {_state(directory)}.",
+        f"wrong after step {int(network.state.step)}; {_state(directory)}. {collapse}",
         drawn,
         network.config.to_dict(),
     )
@@ -164,11 +171,8 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _confusion(
-    labels: np.ndarray, predicted: np.ndarray, class_names: Sequence[str]
-) -> Figure:
+def _confusion(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
     """Shows how many images of each class are taken for each."""
-    counts = confusion_matrix(labels, predicted, labels=range(len(class_names)))
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     with mpl.rc_context(figures.STYLE):
         figure = Figure(figsize=(5.6, 5.2), layout="constrained")

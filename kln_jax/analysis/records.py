@@ -14,6 +14,7 @@ from kln_jax.analysis import runs
 from kln_jax.analysis.suites import Entry
 from kln_jax.storage import epoch_metrics, whole_files
 from kln_jax.storage.whole_files import DamagedError
+from kln_jax.training import diagnosis
 from kln_jax.training.configuration import Config
 
 # Keys that do not make another experiment, or that a record says by itself.
@@ -120,6 +121,15 @@ class Record:
         if self.result is None or len(self.errors) < _LATE:
             return None
         return float(np.median(self.errors[-_LATE:]))
+
+    @property
+    def has_collapsed(self) -> bool:
+        """Whether its kernel no longer told images apart after the last epoch."""
+        names = "kernel_same", "kernel_different"
+        if self.config["objective"] != "cmmd" or not self.metrics.keys() >= {*names}:
+            return False
+        same, different = (float(self.metrics[name][-1]) for name in names)
+        return diagnosis.kernel_has_collapsed(same, different)
 
     @property
     def epoch_seconds(self) -> float | None:

@@ -129,6 +129,8 @@ def marks(records: Sequence[Record]) -> list[str]:
     found = reductions(records[0])
     if diverged := sum(record.error is None for record in records):
         found.append(f"{diverged} diverged")
+    if collapsed := sum(record.has_collapsed for record in records):
+        found.append(f"{collapsed} with a collapsed kernel")
     return found
 
 

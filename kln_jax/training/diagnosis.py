@@ -57,6 +57,16 @@ def explain_divergence(
     )
 
 
+def kernel_has_collapsed(same: float, different: float) -> bool:
+    """Says whether a kernel no longer tells images apart.
+
+    Args:
+      same: Its mean for images of the same class.
+      different: Its mean for images of different classes.
+    """
+    return different > _COLLAPSED_KERNEL and same - different < _SEPARATION
+
+
 def find_collapse(
     config: Config,
     scalars: Mapping[str, float],
@@ -84,8 +94,7 @@ def find_collapse(
         and config.objective == "cmmd"
         and same is not None
         and different is not None
-        and different > _COLLAPSED_KERNEL
-        and same - different < _SEPARATION
+        and kernel_has_collapsed(same, different)
     ):
         return (
             f"{epoch}: the kernel has collapsed: its mean is {same:.3f} for images of "

@@ -1,5 +1,8 @@
 """Tables of runs that are made up here, so that each case is there."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from kln_jax.analysis import tables
@@ -58,6 +61,27 @@ def test_diverged_runs_are_counted():
     assert row["remarks"] == "1 diverged; 1 x cpu"
     (row,) = _rows([_record(None)])
     assert (row["ours"], row["ours - paper"]) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("same", "different", "objective", "remark"),
+    [
+        (0.995, 0.994, "cmmd", "1 with a collapsed kernel; 1 x cpu"),
+        (0.94, 0.1, "cmmd", "1 x cpu"),
+        (0.995, 0.994, "cross_entropy", "1 x cpu"),
+    ],
+)
+def test_a_collapsed_kernel_is_marked(same, different, objective, remark):
+    run = _record(85.0)
+    kernel = {"kernel_same": [0.5, same], "kernel_different": [0.1, different]}
+    run = dataclasses.replace(
+        run,
+        metrics=run.metrics
+        | {name: np.array(values) for name, values in kernel.items()},
+        config=run.config | {"objective": objective},
+    )
+    (row,) = _rows([run])
+    assert row["remarks"] == remark
 
 
 def test_a_diverged_run_is_counted_among_those_on_its_data():
