@@ -13,14 +13,13 @@ import numpy as np
 
 from kln_jax.analysis import packed, protocol, records
 from kln_jax.analysis.records import Record
-from kln_jax.analysis.suites import KLN, SUITES, Entry
+from kln_jax.analysis.suites import CE, KLN, SUITES, Entry
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "reproduce.md")
 _BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # Keys that every run of a table has in common, or that only say how it is measured.
 _UNSAID = {"width", "validation_fraction"}
-CE = Entry("cross-entropy", "ce")
 
 
 @functools.cache

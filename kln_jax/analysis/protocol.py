@@ -21,7 +21,7 @@ from scipy import stats
 
 from kln_jax.analysis import packed, records, runs
 from kln_jax.analysis.records import Record
-from kln_jax.analysis.suites import Entry, Suite
+from kln_jax.analysis.suites import CE, CGMMN, KLN, Entry, Suite
 from kln_jax.training.interruption import Interruption
 
 # What is chosen; each value is the paper's, CGMMN's, or that of plain cross-entropy.
@@ -35,12 +35,12 @@ GRID: dict[str, tuple[float, ...]] = {
 _HELD_OUT = 0.1
 
 METHODS = (
-    Entry("KLN", "supervised"),
-    Entry("cross-entropy", "ce"),
-    # KLN sees as many images a step, in its two batches.
-    Entry("cross-entropy, 200 labels a step", "ce", (("batch_size", 200),)),
+    KLN,
+    CE,
+    Entry("KLN, labels of both batches", "supervised", (("pairing", "symmetric"),)),
+    Entry("cross-entropy, labels of both batches", "ce", (("pairing", "symmetric"),)),
     Entry("KLN, one shared batch", "supervised", (("pairing", "shared"),)),
-    Entry("CGMMN-CNN", "cgmmn"),
+    CGMMN,
     Entry("CGMMN, independent batches", "cgmmn", (("pairing", "independent"),)),
     Entry("kernel on pixels", "identity"),
     Entry("kernel on principal components", "pca"),
