@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kln_jax.analysis import packed, protocol, records
+from kln_jax.analysis import packed, protocol, records, runs
 from kln_jax.analysis.records import Record
 from kln_jax.analysis.suites import CE, KLN, SUITES, Entry
 
@@ -138,8 +138,17 @@ def _digits(found: Sequence[Record]) -> str:
 
 
 def _whole(found: Sequence[Record], entry: Entry) -> list[Record]:
-    runs = records.matching(found, "digits", entry)
-    return [run for run in runs if run.epochs == run.full_epochs]
+    """Returns the runs of a method on the digits as it is defined today."""
+    config = runs.as_json(runs.configuration("digits", entry.variant))
+    config |= dict(entry.changes)
+    return [
+        run
+        for run in records.matching(found, "digits", entry)
+        if run.epochs == run.full_epochs
+        and all(
+            config.get(key, value) == value for key, value in run.experiment.items()
+        )
+    ]
 
 
 def _mean(errors: Iterable[float | None]) -> str:
