@@ -275,7 +275,7 @@ def test_a_run_that_stops_while_it_evaluates_goes_on_with_that(
     ],
 )
 def test_the_baselines_train_by_the_same_loop(variant, terms, tmp_path):
-    config = _config(variant, num_epochs=1, network="mnist")
+    config = _config(variant, num_epochs=1)
     result = experiment.train_and_evaluate(config, tmp_path)
     assert result["variant"] == variant
     assert result["test_error_percent"] < 85
