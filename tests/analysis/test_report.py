@@ -63,7 +63,7 @@ def test_errors_on_validation_images_are_said_to_be(copied):
 
 
 def test_a_report_says_what_was_reduced_and_what_was_not_measured(
-    out, monkeypatch, capsys
+    out, monkeypatch, capsys, quick_map
 ):
     again = KLN._replace(name="KLN once more")
     suite = SUITE._replace(entries=(KLN, again, DIVERGES))
