@@ -102,13 +102,14 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
+    argv = sys.argv[:] = _file_first(argv)  # ml_collections reads sys.argv itself.
     try:
         remaining = flags.FLAGS(argv)
     except (AttributeError, KeyError) as error:
-        _stop(_of_key(error))
+        _stop(_unknown_key(argv) or _last_line(error))
     except (flags.Error, TypeError, ValueError, OSError) as error:
         # A wrong value, or a file that is missing or raises: the last line says why.
-        _stop(str(error).strip().splitlines()[-1])
+        _stop(_last_line(error))
     except Exception as error:  # Whatever else the code of the file raises.
         places = [
             f"{frame.f_code.co_filename}, line {line}: "
@@ -123,19 +124,32 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     return remaining
 
 
-def _of_key(error: AttributeError | KeyError) -> object:
-    """Returns what to say of a name that does not exist, such as a misspelt key."""
+def _file_first(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments with --config before its keys, as ml_collections wants."""
+    program, *arguments = argv
+    for i, argument in enumerate(arguments):
+        if re.fullmatch("--?config(=.*)?", argument, re.DOTALL):
+            end = i + (1 if "=" in argument else 2)
+            file = arguments[i:end]
+            return [program, *file, *arguments[:i], *arguments[end:]]
+    return list(argv)
+
+
+def _unknown_key(argv: Sequence[str]) -> str:
+    """Returns what to say of a key that does not exist; "" if all do."""
     from kln_jax.training.configuration import check_names
 
-    # That of ml_collections holds a KeyError, and lists all other keys.
-    cause = error.args[0] if isinstance(error.args[0], KeyError) else error
-    key = re.match(r"""(?:Key "|')(\w+)["']""", str(cause.args[0]))
-    if isinstance(cause, KeyError) and key:
-        try:
-            check_names([key[1]])
-        except ValueError as unknown:
-            return unknown
-    return str(error).strip().splitlines()[-1]
+    keys = (re.match(r"--?(?:no)?config\.([^=]+)", argument) for argument in argv)
+    try:
+        check_names(key[1] for key in keys if key)
+    except ValueError as unknown:
+        return str(unknown)
+    return ""
+
+
+def _last_line(error: Exception) -> str:
+    # Not splitlines, to which a carriage return in a value is a line's end.
+    return str(error).strip().split("\n")[-1]
 
 
 def _stop(error: object) -> NoReturn:

@@ -39,6 +39,12 @@ def _run(*command, cwd):
             [DIGITS, "--config.rigde=0.1"],
             "unknown configuration key 'rigde'; did you mean 'ridge'?",
         ),
+        ([DIGITS, "--config.foo.bar=1"], "unknown configuration key 'foo.bar'"),
+        ([DIGITS, "--config.ridge.bar=1"], "'ridge.bar'; did you mean 'ridge'?"),
+        ([DIGITS, "--config.flip=True\r"], "--config.flip=True"),
+        # The file may come after its keys.
+        (["--config.rigde=1", DIGITS], "did you mean 'ridge'?"),
+        (["--config.ridge=0", "--config", DIGITS.partition("=")[2]], "ridge=0.0 must"),
         ([DIGITS, "--config.batch_size=10.5"], "--config.batch_size=10.5"),
         ([DIGITS, "--config.learning_rate=fast"], "--config.learning_rate=fast"),
         ([DIGITS, "--workdirs=a"], "workdirs"),
