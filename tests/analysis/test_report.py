@@ -22,7 +22,7 @@ def test_a_run_of_no_suite_is_reported_by_its_keys(copied):
     (text,) = re.findall(
         "## Runs of no suite.*\\Z", (copied.parent / "report.md").read_text(), re.DOTALL
     )
-    keys = "batch_size=480, latent_dim=8, network=mlp, width=0.05"
+    keys = "batch_size=120, latent_dim=8, network=mlp, width=0.05"
     assert f"| digits | supervised, {keys} |  | " in text
 
 
@@ -35,7 +35,7 @@ def test_a_data_set_need_not_have_every_variant_of_a_suite(copied):
     )  # Which has no multilayer perceptron.
     list(report.write(copied.parent))
     text = (copied.parent / "report.md").read_text()
-    assert "| cifar10 | supervised, batch_size=480, " in text
+    assert "| cifar10 | supervised, batch_size=120, " in text
 
 
 def test_errors_on_validation_images_are_said_to_be(copied):
@@ -55,7 +55,7 @@ def test_errors_on_validation_images_are_said_to_be(copied):
     )
     list(report.write(copied.parent))
     assert re.search(
-        r"\| digits \| supervised, batch_size=480, .*, width=0.05 \| .* "
+        r"\| digits \| supervised, batch_size=120, .*, width=0.05 \| .* "
         "3 of 12 epochs; error on validation images; ",
         (copied.parent / "report.md").read_text(),
     )

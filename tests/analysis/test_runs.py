@@ -62,7 +62,7 @@ def test_a_directory_names_the_epochs_where_they_are_not_all(out, planned):
     whole = (
         out
         / "digits"
-        / "supervised,batch_size=480,latent_dim=8,network=mlp,width=0.05"
+        / "supervised,batch_size=120,latent_dim=8,network=mlp,width=0.05"
         / "0"
     )
     assert planned[:2] == [whole, whole]
