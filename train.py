@@ -8,15 +8,32 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+if sys.stderr is None:  # Closed. absl's logging keeps what it finds when imported.
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open
+
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
+
+
+def _config_first(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments with --config in front, for its keys follow from it."""
+    first, rest = [], list(argv[1:])
+    for i, argument in enumerate(rest):
+        if re.fullmatch(r"--?config(=.*)?", argument, re.DOTALL):
+            size = 1 if "=" in argument else 2
+            first = rest[i : i + size]
+            del rest[i : i + size]
+            break
+    return [*argv[:1], *first, *rest]
+
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
     None,
     "File of the configuration, with its variant after a colon, such as "
     "configs/digits.py:semi. Single keys are set by --config.KEY=VALUE.",
+    sys_argv=_config_first(sys.argv),
 )
 _WORKDIR = flags.DEFINE_string(
     "workdir",
@@ -103,12 +120,13 @@ def main(argv: Sequence[str]) -> None:
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
     try:
-        remaining = flags.FLAGS(argv)
+        remaining = flags.FLAGS(_config_first(argv))
     except (AttributeError, KeyError) as error:
-        _stop(_of_key(error))
+        _stop(_of_key(error, argv))
     except (flags.Error, TypeError, ValueError, OSError) as error:
         # A wrong value, or a file that is missing or raises: the last line says why.
-        _stop(str(error).strip().splitlines()[-1])
+        # A value may have a carriage return, of a file made on Windows.
+        _stop(str(error).strip().split("\n")[-1])
     except Exception as error:  # Whatever else the code of the file raises.
         places = [
             f"{frame.f_code.co_filename}, line {line}: "
@@ -123,14 +141,18 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     return remaining
 
 
-def _of_key(error: AttributeError | KeyError) -> object:
+def _of_key(error: AttributeError | KeyError, argv: Sequence[str]) -> object:
     """Returns what to say of a name that does not exist, such as a misspelt key."""
     from kln_jax.training.configuration import check_names
 
     # That of ml_collections holds a KeyError, and lists all other keys.
     cause = error.args[0] if isinstance(error.args[0], KeyError) else error
     key = re.match(r"""(?:Key "|')(\w+)["']""", str(cause.args[0]))
-    if isinstance(cause, KeyError) and key:
+    # No key has a dot, and the error of one names a part of it.
+    key = re.search(r"^--?config\.(\w+\.[\w.]+)", "\n".join(argv), re.MULTILINE) or (
+        key if isinstance(cause, KeyError) else None
+    )
+    if key:
         try:
             check_names([key[1]])
         except ValueError as unknown:
