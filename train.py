@@ -8,15 +8,32 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+if sys.stderr is None:  # Closed. absl's logging keeps what it finds when imported.
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open
+
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
+
+
+def _config_first(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments with --config in front, for its keys follow from it."""
+    first, rest = [], list(argv[1:])
+    for i, argument in enumerate(rest):
+        if re.fullmatch(r"--?config(=.*)?", argument, re.DOTALL):
+            size = 1 if "=" in argument else 2
+            first = rest[i : i + size]
+            del rest[i : i + size]
+            break
+    return [*argv[:1], *first, *rest]
+
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
     None,
     "File of the configuration, with its variant after a colon, such as "
     "configs/digits.py:semi. Single keys are set by --config.KEY=VALUE.",
+    sys_argv=_config_first(sys.argv),
 )
 _WORKDIR = flags.DEFINE_string(
     "workdir",
@@ -102,9 +119,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
-    argv = sys.argv[:] = _file_first(argv)  # ml_collections reads sys.argv itself.
     try:
-        remaining = flags.FLAGS(argv)
+        remaining = flags.FLAGS(_config_first(argv))
     except (AttributeError, KeyError) as error:
         _stop(_unknown_key(argv) or _last_line(error))
     except (flags.Error, TypeError, ValueError, OSError) as error:
@@ -122,17 +138,6 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         # Of the libraries' lines only those that warn.
         absl_logging.set_verbosity(absl_logging.WARNING)
     return remaining
-
-
-def _file_first(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments with --config before its keys, as ml_collections wants."""
-    program, *arguments = argv
-    for i, argument in enumerate(arguments):
-        if re.fullmatch("--?config(=.*)?", argument, re.DOTALL):
-            end = i + (1 if "=" in argument else 2)
-            file = arguments[i:end]
-            return [program, *file, *arguments[:i], *arguments[end:]]
-    return list(argv)
 
 
 def _unknown_key(argv: Sequence[str]) -> str:

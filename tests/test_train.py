@@ -63,6 +63,13 @@ def test_an_error_is_one_line_and_makes_nothing(train, arguments, message, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def test_with_a_closed_standard_error_it_ends_as_ever(tmp_path):
+    command = f"{sys.executable} {ROOT / 'train.py'} {DIGITS} --config.ridge=0 2>&-"
+    done = _run("sh", "-c", command, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_function_misspelt_in_a_file_is_no_key(train, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(
