@@ -195,7 +195,8 @@ def weighted_order(key: Array, weights: Array, length: int) -> Array:
     """
     key_order, key_start = jax.random.split(key)
     ends = jnp.cumsum(weights)
-    places = (jax.random.uniform(key_start) + jnp.arange(length)) / length * ends[-1]
+    positions = jnp.arange(length, dtype=ends.dtype)
+    places = (jax.random.uniform(key_start) + positions) / length * ends[-1]
     # Rounding may put a place at the last end: it is of the last row with a weight.
     last = jnp.searchsorted(ends, ends[-1])
     rows = jnp.minimum(jnp.searchsorted(ends, places, side="right"), last)

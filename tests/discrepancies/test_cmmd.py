@@ -1199,7 +1199,7 @@ def test_many_points_are_taken_by_blocks(monkeypatch):
         for equation in _equations(jax.make_jaxpr(function)(*arrays).jaxpr)
         for variable in equation.outvars
     )
-    assert largest == n_t**2
+    assert largest == 256 * (n_s + n_t)  # A block of rows, above n_t^2 here.
     jax.clear_caches()
 
 
