@@ -126,7 +126,7 @@ def test_equal_kernels_are_not_compiled_again():
 @UNBIASED
 @pytest.mark.parametrize("rows", [5, 6, 100])
 def test_blocks_of_rows_sum_to_the_whole(unbiased, rows, monkeypatch):
-    monkeypatch.setattr("kln_jax.discrepancies.mmd._BLOCK_ROWS", rows)
+    monkeypatch.setattr("kln_jax.discrepancies.blocks._BLOCK_ROWS", rows)
     x, y = _sets(shift=0.5)
     kernel = gaussian_mixture((rows, 2))  # Of each number of rows compiled anew.
     value = mmd(x, y, kernel=kernel, unbiased=unbiased)
