@@ -79,7 +79,7 @@ def seen(monkeypatch):
 
 def test_the_run_knows_how_many_labels_there_are(seen):
     for y, expected in (([0, 1, -1, 1], 3), ([0, 1, 0, 1], 0)):
-        config, _, rows, _ = seen(np.eye(4), y)
+        config, _, rows, *_ = seen(np.eye(4), y)
         assert config.num_labels == expected
         assert len(rows) == (expected or 4)
 
@@ -125,10 +125,10 @@ def test_a_parameter_reaches_the_configuration(seen):
     parameters = dict(
         bandwidths=(2.0,), ridge=0.3, lr_milestones=(7,), dtype="bfloat16"
     )
-    config, _, _, show = seen(X, y, **parameters, verbose=2, random_state=3)
+    config, _, _, show, _ = seen(X, y, **parameters, verbose=2, random_state=3)
     assert {name: getattr(config, name) for name in parameters} == parameters
     assert show is True
-    same, _, _, show = seen(X, y, random_state=3)
+    same, _, _, show, _ = seen(X, y, random_state=3)
     other, *_ = seen(X, y, random_state=4)
     assert show is False
     assert config.seed == same.seed != other.seed
@@ -149,7 +149,7 @@ def test_a_parameter_reaches_the_configuration(seen):
     ],
 )
 def test_minus_one_is_no_label(y, class_names, seen):
-    _, data, labelled, _ = seen(np.eye(6), y)
+    _, data, labelled, *_ = seen(np.eye(6), y)
     expected = [i for i in range(6) if y[i] != -1]
     assert labelled.tolist() == expected
     assert labelled.dtype == data.train_labels.dtype == np.int32
@@ -160,7 +160,7 @@ def test_minus_one_is_no_label(y, class_names, seen):
 
 def test_features_become_the_images_of_the_data_set_they_are_from(seen):
     X, y = sklearn.datasets.load_digits(return_X_y=True)
-    _, data, _, _ = seen(X, y)  # 0 to 16, of dtype float64.
+    _, data, *_ = seen(X, y)  # 0 to 16, of dtype float64.
     own = datasets.load("digits")
     expected = np.concatenate([own.train_images, own.eval_images])
     assert data.train_images.dtype == np.uint8
@@ -171,21 +171,21 @@ def test_pixels_of_uint8_stay_and_others_fill_the_range(seen):
     X = np.zeros((4, 28, 28), np.uint8)
     X[1:] = np.array([10, 20, 90], np.uint8)[:, None, None]
     y = [0, 1, 0, 1]
-    _, data, _, _ = seen(X, y)
+    _, data, *_ = seen(X, y)
     np.testing.assert_array_equal(data.train_images[..., 0], X)
-    _, data, _, _ = seen(X / 100 - 0.5, y)
+    _, data, *_ = seen(X / 100 - 0.5, y)
     levels = data.train_images[:, 3, 3, 0].tolist()
     assert levels == [0, round(255 / 9), round(2 * 255 / 9), 255]
-    _, data, _, _ = seen(np.full((4, 5), 3.5), y)
+    _, data, *_ = seen(np.full((4, 5), 3.5), y)
     assert not data.train_images.any()
 
 
 def test_images_may_be_of_bfloat16(seen):
     X = np.arange(16.0).reshape(4, 2, 2)
     y = [0, 1, 0, 1]
-    _, expected, _, _ = seen(X, y)
+    _, expected, *_ = seen(X, y)
     for images in (X, X.reshape(4, 4)):
-        _, data, _, _ = seen(jnp.asarray(images, jnp.bfloat16), y)
+        _, data, *_ = seen(jnp.asarray(images, jnp.bfloat16), y)
         np.testing.assert_array_equal(data.train_images, expected.train_images)
 
 
@@ -297,7 +297,7 @@ def test_five_features_fill_a_square_of_nine_pixels(seen):
     X = np.zeros((2, 28 * 27 + 1), np.uint8)
     X[:, 28 * 27] = 9
     with pytest.warns(UserWarning, match="no square image"):
-        _, data, _, _ = seen(X, [0, 1])
+        _, data, *_ = seen(X, [0, 1])
     assert data.train_images[0, 27, 0, 0] == 9
     assert data.train_images[0].sum() == 9
 
@@ -306,9 +306,9 @@ def test_flattened_images_in_colour_have_their_channels_last(seen):
     X = np.zeros((2, 32, 32, 3), np.uint8)
     X[:, 4, 5] = 1, 2, 3
     for flat, shape in ((X, None), (X.reshape(2, -1), (32, 32, 3))):
-        _, data, _, _ = seen(flat, [0, 1], network="conv_large", image_shape=shape)
+        _, data, *_ = seen(flat, [0, 1], network="conv_large", image_shape=shape)
         np.testing.assert_array_equal(data.train_images, X)
-    _, data, _, _ = seen(X[:, ::2, ::2], [0, 1], network="conv_large")
+    _, data, *_ = seen(X[:, ::2, ::2], [0, 1], network="conv_large")
     assert data.train_images.shape == X.shape
 
 
