@@ -108,6 +108,7 @@ def test_the_parameters_are_the_keys_of_a_configuration_with_their_defaults():
     signature = inspect.signature(KLNClassifier)
     parameters = {p.name: p.default for p in signature.parameters.values()}
     own = {"image_shape": None, "random_state": None, "verbose": False}
+    own["class_weight"] = None
     declared = {
         name: key.default
         for name, key in FIELDS.items()
@@ -444,10 +445,11 @@ def test_a_damaged_or_foreign_file_is_named_in_one_line(fitted, tmp_path):
     path = tmp_path / "c.npz"
     fitted.save(path)
     content = path.read_bytes()
-    damaged = bytearray(content)
-    damaged[len(content) // 2] ^= 1
     with np.load(path) as arrays:
         arrays = dict(arrays)
+    damaged = bytearray(content)
+    largest = max(arrays.values(), key=lambda array: array.nbytes)
+    damaged[content.index(largest.tobytes())] ^= 1
     about = json.loads(str(arrays["about"]))
     later = json.dumps({**about, "format": "kln_jax.KLNClassifier/3"})
     about["fitted"]["config_"]["latent_dim"] = 5
