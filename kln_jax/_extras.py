@@ -16,7 +16,7 @@ def require(extra: str, *packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ModuleNotFoundError(
-            f"This part of kln_jax needs {', '.join(missing)}, which is not installed. "
+            f"not installed: {', '.join(missing)}; this part of kln_jax needs them. "
             f"Run: pip install 'kln_jax[{extra}]'",
             name=missing[0],
         )

@@ -58,7 +58,7 @@ run()
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     extra = "analysis" if command == "kln-report" else "train"
-    assert line.startswith(f"{command}: error: This part of kln_jax needs ")
+    assert line.startswith(f"{command}: error: not installed: ")
     assert line.endswith(f"Run: pip install 'kln_jax[{extra}]'")
 
 
