@@ -226,6 +226,33 @@ def regressor_distance(
     return float(total)
 
 
+def weighted_cmmd(
+    x_s: np.ndarray,
+    y_s: np.ndarray,
+    x_t: np.ndarray,
+    y_t: np.ndarray,
+    weights_s: np.ndarray,
+    weights_t: np.ndarray,
+    kernel: Kernel | None = None,
+    ridge: float = 0.1,
+) -> float:
+    """CMMD of the minimisers of sum_i w_i |y_i - C phi(x_i)|^2 + ridge |C|^2.
+
+    C = sum_i a_i phi(x_i)^T, whose coefficients solve the normal equations
+    K (W K + ridge I) a = K W y.
+    """
+    kernel = kernel or gaussian_mixture()
+    coefficients = []
+    for x, y, weights in ((x_s, y_s, weights_s), (x_t, y_t, weights_t)):
+        W = np.diag(np.asarray(weights, np.float64))
+        left = W @ kernel(x, x) + ridge * np.eye(len(x))
+        coefficients.append(np.linalg.solve(left, W @ np.asarray(y, np.float64)))
+    a_s, a_t = coefficients
+    own = np.trace(a_s.T @ kernel(x_s, x_s) @ a_s)
+    own += np.trace(a_t.T @ kernel(x_t, x_t) @ a_t)
+    return float(own - 2 * np.trace(a_t.T @ kernel(x_t, x_s) @ a_s))
+
+
 def cmmd_nystroem(
     x_s: np.ndarray,
     y_s: np.ndarray,

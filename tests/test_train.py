@@ -40,6 +40,12 @@ def _run(*command, cwd):
             [DIGITS, "--config.rigde=0.1"],
             "unknown configuration key 'rigde'; did you mean 'ridge'?",
         ),
+        ([DIGITS, "--config.foo.bar=1"], "unknown configuration key 'foo.bar'"),
+        ([DIGITS, "--config.ridge.bar=1"], "'ridge.bar'; did you mean 'ridge'?"),
+        ([DIGITS, "--config.flip=True\r"], "--config.flip=True"),
+        # The file may come after its keys.
+        (["--config.rigde=1", DIGITS], "did you mean 'ridge'?"),
+        (["--config.ridge=0", "--config", DIGITS.partition("=")[2]], "ridge=0.0 must"),
         ([DIGITS, "--config.batch_size=10.5"], "--config.batch_size=10.5"),
         ([DIGITS, "--config.learning_rate=fast"], "--config.learning_rate=fast"),
         ([DIGITS, "--workdirs=a"], "workdirs"),
@@ -55,6 +61,13 @@ def test_an_error_is_one_line_and_makes_nothing(train, arguments, message, tmp_p
     assert line.startswith("train.py: error: ")
     assert message in line
     assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_with_a_closed_standard_error_it_ends_as_ever(tmp_path):
+    command = f"{sys.executable} {ROOT / 'train.py'} {DIGITS} --config.ridge=0 2>&-"
+    done = _run("sh", "-c", command, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
     assert not list(tmp_path.iterdir())
 
 

@@ -160,8 +160,31 @@ class _Reader:
             raise
         # array_record, protobuf and Pillow each have their own errors.
         except Exception as error:
+            damaged = self.damaged_shards(split)
+            which = f"{', '.join(damaged)} damaged:" if damaged else "if it is damaged,"
             raise DatasetError(
                 f"{self.name} {split} in {self.directory} cannot be decoded "
-                f"({one_line(error)}); if it is damaged, remove the folder and prepare "
-                f"it again with: {command(self.name, self.directory.parent.parent)}"
+                f"({one_line(error)}); {which} remove the folder and prepare it again "
+                f"with: {command(self.name, self.directory.parent.parent)}"
             ) from error
+
+    def damaged_shards(self, split: str) -> list[str]:
+        """Returns the names of the files that have not all their records."""
+        from array_record.python import array_record_module
+
+        damaged = []
+        for part in split.split("+"):
+            lengths = self.builder.info.splits[part].shard_lengths
+            for i, length in enumerate(lengths):
+                name = f"{self.name}-{part}.array_record-{i:05}-of-{len(lengths):05}"
+                try:
+                    reader = array_record_module.ArrayRecordReader(
+                        str(self.directory / name)
+                    )
+                    is_whole = len(reader.read_all()) == length
+                    reader.close()  # It raises what reading may pass over.
+                except Exception:
+                    is_whole = False
+                if not is_whole:
+                    damaged.append(name)
+        return damaged

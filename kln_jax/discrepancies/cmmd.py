@@ -34,6 +34,7 @@ from jax.scipy.linalg import solve
 from jax.typing import ArrayLike, DTypeLike
 
 from kln_jax import backend
+from kln_jax.discrepancies.blocks import gram_product, own_values
 from kln_jax.discrepancies.float_arrays import (
     as_floats,
     float_type,
@@ -61,6 +62,8 @@ def cmmd(
     kernel: Kernel = gaussian_mixture((1, 3, 5, 7, 9)),
     label_kernel: Kernel = linear,
     ridge: float | Array = 0.1,
+    weights_s: ArrayLike | None = None,
+    weights_t: ArrayLike | None = None,
 ) -> Array:
     r"""CMMD between P(Y|X) of set s and P(Y|X) of set t.
 
@@ -75,16 +78,34 @@ def cmmd(
 
     with K of all points of s and t.
 
-    The function is compiled, differentiable in its four arrays, and works under
-    `jax.vmap`. Features and labels of any number type are computed in float32
-    (float64 if one of them is float64).
+    Weights :math:`w_i > 0` give the embeddings that minimise
 
-    A ridge is refused with which rounding may be more than a thousandth of the traces
-    :math:`\langle A, K A\rangle`. Of nearly equal sets, whose CMMD is small beside
-    them, that may be more of the value. Under jit, vmap and grad no value is there to
-    look at. There only a ridge below n * eps * k(x, x), or not positive, gives NaN, a
-    traced one too. Call the function once as it is, on typical arrays, to have it
-    checked.
+    .. math:: \sum_i w_i \|\psi(y_i) - C \phi(x_i)\|^2 + \lambda \|C\|^2,
+      \qquad \tilde K = K + \lambda W^{-1},
+
+    with W their diagonal matrix. A point of weight 2 counts as two points, and weights
+    of 1 change nothing.
+
+    The function is compiled, differentiable in its arrays, and works under `jax.vmap`.
+    Features and labels of any number type are computed in float32 (float64 if one of
+    them is float64).
+
+    Where rounding in float32 may be more than a thousandth of the value, it is computed
+    again in float64, and returned in float32. This takes a kernel that gives float64
+    of float64, and arrays that are known. Under jit, vmap and grad float32 stays, whose
+    rounding is relative to the traces :math:`\langle A, K A\rangle`, and may be more
+    of the CMMD of nearly equal sets.
+
+    A ridge is refused with which rounding may be more than a thousandth of these
+    traces. Under jit and vmap no value is there to look at. There only a ridge below
+    n * eps * k(x, x), or not positive, gives NaN, a traced one too. Call the function
+    once as it is, on typical arrays, to have it checked.
+
+    Up to 4,096 points, of both sets together, the Gram matrix of all is held. Of more,
+    with the linear label kernel and no ``kernel.on(h)``, one set's is held at a time,
+    to be factorised in a copy, and of the rest 256 rows; the gradient factorises
+    again. One such matrix of 25,000 points takes 2.5 GB in float32, and twice that
+    where float64 is needed.
 
     Args:
       x_s: Features of set s, shape ``(n_s, d)``. A ``kernel.on(h)`` takes images or
@@ -96,13 +117,16 @@ def cmmd(
         not compare equal is compiled anew.
       label_kernel: Kernel on labels.
       ridge: The regularisation lambda > 0, in units of the kernel.
+      weights_s: Weights of the points of set s, shape ``(n_s,)``; None for 1.
+      weights_t: Weights of the points of set t, shape ``(n_t,)``; None for 1.
 
     Returns:
       The CMMD, a float32 scalar (float64 if an argument is).
 
     Raises:
-      ValueError: If shapes do not fit, or the ridge is not positive or is too small
-        for the precision of the arrays, and, but under jit, for these points.
+      ValueError: If shapes do not fit, a weight is not positive, or the ridge is not
+        positive or is too small for the precision of the arrays, and, but under jit,
+        for these points.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -117,14 +141,93 @@ def cmmd(
     arrays = check_sets(
         "cmmd", kernel, label_kernel, x_s=x_s, y_s=y_s, x_t=x_t, y_t=y_t
     )
-    n, largest = max(len(x) for x in arrays[::2]), largest_value(kernel, *arrays[::2])
-    check_ridge(ridge, n, float_type(*arrays), largest)
+    x_s, y_s, x_t, y_t = arrays
+    dtype = float_type(*arrays)
+    weights = None
+    if weights_s is not None or weights_t is not None:
+        weights = (
+            _weights("weights_s", weights_s, len(x_s), dtype),
+            _weights("weights_t", weights_t, len(x_t), dtype),
+        )
+    n, largest = max(len(x_s), len(x_t)), largest_value(kernel, x_s, x_t)
+    check_ridge(ridge, n, dtype, largest * _largest_weight(weights))
+    options = dict(kernel=kernel, label_kernel=label_kernel)
     value: Array
-    value, loss = _cmmd(
-        *arrays, jnp.asarray(ridge, float), kernel=kernel, label_kernel=label_kernel
-    )
-    _check_loss(loss, ridge, arrays)
+    value, error, traces = _cmmd(*arrays, weights, jnp.asarray(ridge, float), **options)
+    if isinstance(error, jax.core.Tracer):
+        return value
+    # Under grad alone the error is known, and the value is not.
+    if not isinstance(value, jax.core.Tracer) and not error <= 1e-3 * value:
+        wide = _cmmd_in_float64(arrays, weights, ridge, **options)
+        if wide is not None:
+            value, error, traces = (jnp.asarray(part, dtype) for part in wide)
+    _check_error(error, traces, ridge, arrays)
     return value
+
+
+def _weights(name: str, weights: ArrayLike | None, n: int, dtype: DTypeLike) -> Array:
+    """Returns the weights of a set, or refuses them."""
+    if weights is None:
+        return jnp.ones(n, dtype)
+    (array,) = as_floats(weights)
+    if array.shape != (n,):
+        raise ValueError(
+            f"{name} {array.shape} must be one weight a point, of shape ({n},)."
+        )
+    if not isinstance(array, jax.core.Tracer):
+        values = np.asarray(array)
+        if not ((values > 0) & (values < np.inf)).all():
+            raise ValueError(
+                f"{name} has {values.min():g} to {values.max():g}, but weights must be "
+                "positive and finite: leave points of weight 0 out."
+            )
+    return array.astype(dtype)
+
+
+def _largest_weight(weights: tuple[Array, Array] | None) -> float:
+    """Returns the largest weight; 1 if not known."""
+    if weights is None or any(isinstance(w, jax.core.Tracer) for w in weights):
+        return 1.0
+    return max(float(np.max(np.asarray(w))) for w in weights)
+
+
+def _cmmd_in_float64(
+    arrays: Sequence[Array],
+    weights: tuple[Array, Array] | None,
+    ridge: float | Array,
+    *,
+    kernel: Kernel,
+    label_kernel: Kernel,
+) -> tuple[np.ndarray, ...] | None:
+    """Returns what `_cmmd` does of float32 arrays, in float64; None if it cannot."""
+    known = jax.tree.leaves((arrays, weights, ridge))
+    if (
+        takes_any_rank(kernel)  # Its points are as they are, and so is what it gives.
+        or float_type(*arrays) == np.float64
+        or any(isinstance(array, jax.core.Tracer) for array in known)
+    ):
+        return None
+    in_float64 = functools.partial(np.asarray, dtype=np.float64)
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(in_float64(array)) for array in arrays]
+        grams = (
+            jax.eval_shape(kernel, *wide[::2]),
+            jax.eval_shape(label_kernel, *wide[1::2]),
+        )
+        if any(gram_.dtype != np.float64 for gram_ in grams):
+            return None
+        found = _cmmd(
+            *wide,
+            jax.tree.map(lambda w: jnp.asarray(in_float64(w)), weights),
+            jnp.asarray(float(ridge)),
+            kernel=kernel,
+            label_kernel=label_kernel,
+        )
+        return tuple(map(np.asarray, found))
+
+
+# Of so many points the Gram matrix is held whole: 64 MB in float32.
+_MOST_WHOLE = 4096
 
 
 @functools.partial(jax.jit, static_argnames=("kernel", "label_kernel"))
@@ -133,50 +236,113 @@ def _cmmd(
     y_s: Array,
     x_t: Array,
     y_t: Array,
+    weights: tuple[Array, Array] | None,
     ridge: Array,
     *,
     kernel: Kernel,
     label_kernel: Kernel,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array, Array]:
+    """Returns the CMMD, a bound on its rounding, and its two traces together."""
     n = len(x_s)
     x = jnp.concatenate([x_s, x_t])
+    roots = None if weights is None else jnp.sqrt(jnp.concatenate(weights))
+    is_whole = len(x) <= _MOST_WHOLE or takes_any_rank(kernel)
+    if label_kernel == linear and not is_whole:
+        return _cmmd_by_blocks(x_s, y_s, x_t, y_t, roots, ridge, kernel=kernel)
     # From one Gram matrix of all points: equal points of s and t have equal rows in
     # it, to the last bit, so that what should cancel does.
     K, y_s, y_t = as_floats(gram(kernel, x, x), y_s, y_t)
+    if roots is not None:
+        # With V = W^-1/2 A, (W^1/2 K W^1/2 + ridge I) V = W^1/2 Y: weighted points are
+        # solved for as others are.
+        K *= roots[:, None] * roots[None, :]
     if label_kernel != linear:
         y = jnp.concatenate([y_s, y_t])
         K, L = as_floats(K, gram(label_kernel, y, y))
+        if roots is not None:
+            L *= roots[:, None] * roots[None, :]
         grams = K[:n, :n], K[n:, n:], K[n:, :n], L[:n, :n], L[n:, n:], L[:n, n:]
-        pair: tuple[Array, Array] = _trace(*grams, ridge)
-        return pair
-    ridge = _or_nan(ridge, K, max(n, len(x_t)))
+        found: tuple[Array, Array, Array] = _trace(*grams, ridge)
+        return found
+    if roots is not None:
+        y_s, y_t = y_s * roots[:n, None], y_t * roots[n:, None]
+    ridge = _or_nan(ridge, jnp.diagonal(K), max(n, len(x_t)))
     A_s, A_t = solve_both((K[:n, :n], y_s), (K[n:, n:], y_t), ridge)
+    return _squared_distance(K, A_s, A_t), *_error(A_s, y_s, A_t, y_t, ridge)
+
+
+def _cmmd_by_blocks(
+    x_s: Array,
+    y_s: Array,
+    x_t: Array,
+    y_t: Array,
+    roots: Array | None,
+    ridge: Array,
+    *,
+    kernel: Kernel,
+) -> tuple[Array, Array, Array]:
+    """Returns what `_cmmd` does, with one set's Gram matrix at a time."""
+    n = len(x_s)
+    x = jnp.concatenate([x_s, x_t])
+    diagonal, y = as_floats(own_values(kernel, x), jnp.concatenate([y_s, y_t]))
+    roots = jnp.ones_like(diagonal) if roots is None else roots
+    ridge = _or_nan(ridge, diagonal * roots**2, max(n, len(x_t)))
+    y *= roots[:, None]
+    V_s = _solve_by_blocks(kernel, x_s, roots[:n], y[:n], ridge)
+    # The zero makes the second wait for the first, and the reverse in the gradient.
+    y_t = y[n:] + 0.0 * V_s[0, 0]
+    V_t = _solve_by_blocks(kernel, x_t, roots[n:], y_t, ridge)
+    difference = jnp.concatenate([V_s, -V_t]) * roots[:, None]
+    value = jnp.sum(difference * gram_product(kernel, x, x, difference))
+    return value, *_error(V_s, y[:n], V_t, y[n:], ridge)
+
+
+def _solve_by_blocks(
+    kernel: Kernel, x: Array, roots: Array, B: Array, ridge: Array
+) -> Array:
+    """Solves (W^1/2 K W^1/2 + ridge I) V = B, and keeps no matrix for the gradient.
+
+    There it factorises again, and K has its derivative by blocks of its rows.
+    """
+
+    def times(V: Array) -> Array:
+        product = gram_product(kernel, x, x, roots[:, None] * V)
+        return roots[:, None] * product + ridge * V
+
+    def solve_whole(_: Any, right: Array) -> Array:
+        K, right = as_floats(gram(kernel, x, x), right)
+        return _solve(K * roots[:, None] * roots[None, :], right, ridge)
+
+    V: Array = lax.custom_linear_solve(times, B, solve_whole, symmetric=True)
+    return V
+
+
+def _error(
+    A_s: Array, y_s: Array, A_t: Array, y_t: Array, ridge: Array
+) -> tuple[Array, Array]:
+    """Returns a bound on the rounding of a CMMD, and its traces, from coefficients."""
     squares = jnp.sum(A_s**2) + jnp.sum(A_t**2)
     # K A = y - ridge A, so that these are <A, K A>.
     traces = jnp.sum(A_s * y_s) + jnp.sum(A_t * y_t) - ridge * squares
-    return _squared_distance(K, A_s, A_t), _loss(squares, traces, len(x))
+    return _rounding(squares, len(A_s) + len(A_t)), lax.stop_gradient(traces)
 
 
-def _loss(squares: Array, traces: Array, num_points: int) -> Array:
-    """Returns a bound on the rounding error of a CMMD, relative to its two traces.
+def _rounding(squares: Array, num_points: int) -> Array:
+    """Returns a bound on the rounding error of a CMMD, from |A_s|^2 + |A_t|^2.
 
     An error E of a Gram matrix, its rounding and that of its factor, moves the value by
     <A, E A> to first order. The factor was chosen on 2,400 problems of 10 to 1,000
-    points a set, and held on 720 others: wherever the bound is below 0.001, so is the
-    error.
+    points a set, and held on 720 others: wherever the bound is below 0.001 of the
+    traces, so is the error.
     """
     factor = max(8.0, num_points / 40) * float(np.finfo(squares.dtype).eps)
-    # Traces are positive but of labels 0, or where rounding is all there is.
-    loss = factor * squares / jnp.where(traces > 0.0, traces, 1.0)
-    return lax.stop_gradient(
-        jnp.where((squares > 0.0) & (traces <= 0.0), jnp.ones_like(loss), loss)
-    )
+    return lax.stop_gradient(factor * squares)
 
 
-def _or_nan(ridge: Array, K: Array, n: int) -> Array:
+def _or_nan(ridge: Array, diagonal: Array, n: int) -> Array:
     """Returns a ridge, or NaN of one that `check_ridge` refuses: it may be traced."""
-    bound = n * np.finfo(K.dtype).eps * jnp.max(jnp.diagonal(K))
-    ridge = ridge.astype(K.dtype)
+    bound = n * np.finfo(diagonal.dtype).eps * jnp.max(diagonal)
+    ridge = ridge.astype(diagonal.dtype)
     return jnp.where(ridge >= lax.stop_gradient(bound), ridge, jnp.nan)
 
 
@@ -294,6 +460,10 @@ def conditional_embedding(
     the `cmmd` of their sets, which this lets be taken apart: each set is solved for
     once, however many others it is compared with.
 
+    A ridge is refused, but under jit, with which rounding may be more than a thousandth
+    of the trace :math:`\langle A, K A\rangle`; nothing is computed in float64 in its
+    place. The rounding of a ``distance`` is relative to the traces too.
+
     Args:
       x: Features, shape ``(n, d)``, or of any rank with ``kernel.on(h)``.
       y: One-hot labels, class probabilities or other targets, shape ``(n, C)``.
@@ -321,18 +491,23 @@ def conditional_embedding(
     """
     x, y = check_sets("conditional_embedding", kernel, x=x, y=y)
     check_ridge(ridge, len(x), float_type(x, y), largest_value(kernel, x))
-    embedding: ConditionalEmbedding = _conditional_embedding(
+    embedding: ConditionalEmbedding
+    embedding, error, trace = _conditional_embedding(
         x, y, jnp.asarray(ridge, float), kernel=kernel
     )
+    _check_error(error, trace, ridge, (x, y))
     return embedding
 
 
 @functools.partial(jax.jit, static_argnames="kernel")
 def _conditional_embedding(
     x: Array, y: Array, ridge: Array, *, kernel: Kernel
-) -> ConditionalEmbedding:
+) -> tuple[ConditionalEmbedding, Array, Array]:
     K, y = as_floats(gram(kernel, x, x), y)
-    return ConditionalEmbedding(x, _solve(K, y, _or_nan(ridge, K, len(K))), kernel)
+    ridge = _or_nan(ridge, jnp.diagonal(K), len(K))
+    A = _solve(K, y, ridge)
+    embedding = ConditionalEmbedding(x, A, kernel)
+    return embedding, *_error(A, y, A[:0], y[:0], ridge)
 
 
 def cmmd_from_grams(
@@ -392,8 +567,8 @@ def cmmd_from_grams(
     floats = as_floats(*arrays.values())
     check_ridge(ridge, max(n_s, n_t), floats[0].dtype, _largest_entry(*floats[:2]))
     value: Array
-    value, loss = _trace(*floats, jnp.asarray(ridge, floats[0].dtype))
-    _check_loss(loss, ridge, floats)
+    value, error, traces = _trace(*floats, jnp.asarray(ridge, floats[0].dtype))
+    _check_error(error, traces, ridge, floats)
     return value
 
 
@@ -406,9 +581,11 @@ def _trace(
     L_t: Array,
     L_st: Array,
     ridge: Array,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array, Array]:
+    """Returns what `_cmmd` does."""
     n_s, n_t = L_st.shape
-    ridge = _or_nan(_or_nan(ridge, K_s, max(n_s, n_t)), K_t, max(n_s, n_t))
+    diagonal = jnp.concatenate([jnp.diagonal(K_s), jnp.diagonal(K_t)])
+    ridge = _or_nan(ridge, diagonal, max(n_s, n_t))
     # One factorisation a Gram: all its right-hand sides are solved for together.
     solved_s, solved_t = solve_both(
         (K_s, jnp.concatenate([K_s, L_s, K_ts.T], axis=1)),
@@ -422,8 +599,8 @@ def _trace(
     own_s, own_t = jnp.sum(P_s * Q_s.T), jnp.sum(P_t * Q_t.T)
     # tr(K~^-1 L K~^-1), as K~^-1 = (I - P) / ridge: the sum of squared coefficients.
     squares = (jnp.trace(Q_s) + jnp.trace(Q_t) - own_s - own_t) / ridge
-    loss = _loss(squares, own_s + own_t, n_s + n_t)
-    return (own_s - cross) + (own_t - cross), loss
+    traces = lax.stop_gradient(own_s + own_t)
+    return (own_s - cross) + (own_t - cross), _rounding(squares, n_s + n_t), traces
 
 
 def weight_matrix(K: ArrayLike, *, ridge: float | Array) -> Array:
@@ -431,7 +608,8 @@ def weight_matrix(K: ArrayLike, *, ridge: float | Array) -> Array:
 
     .. math:: H = \tilde K^{-1} K \tilde K^{-1}, \qquad \tilde K = K + \lambda I
 
-    It is what the paper's heat maps show.
+    It is what the paper's heat maps show. A ridge is refused, but under jit, with which
+    rounding may be more than a thousandth of the trace of H.
 
     Args:
       K: Gram matrix of features, shape ``(n, n)``.
@@ -457,15 +635,22 @@ def weight_matrix(K: ArrayLike, *, ridge: float | Array) -> Array:
     if K.ndim != 2 or K.shape[0] != K.shape[1] or not K.size:
         raise ValueError(f"weight_matrix takes a Gram matrix (n, n), got {K.shape}.")
     check_ridge(ridge, len(K), K.dtype, _largest_entry(K))
-    H: Array = _weight_matrix(K, jnp.asarray(ridge, K.dtype))
+    H: Array
+    H, error, trace = _weight_matrix(K, jnp.asarray(ridge, K.dtype))
+    _check_error(error, trace, ridge, (K,))
     return H
 
 
 @jax.jit
-def _weight_matrix(K: Array, ridge: Array) -> Array:
-    ridge = _or_nan(ridge, K, len(K))
-    H = _solve(K, _solve(K, K, ridge).T, ridge)
-    return 0.5 * (H + H.T)  # Symmetric, as it is without rounding.
+def _weight_matrix(K: Array, ridge: Array) -> tuple[Array, Array, Array]:
+    ridge = _or_nan(ridge, jnp.diagonal(K), len(K))
+    P = _solve(K, K, ridge)
+    H = _solve(K, P.T, ridge)
+    # As K~^-1 = (I - P) / ridge, whose squares are those of A of the labels I.
+    trace = jnp.trace(H)
+    squares = ((len(K) - jnp.trace(P)) / ridge - trace) / ridge
+    H = 0.5 * (H + H.T)  # Symmetric, as it is without rounding.
+    return H, _rounding(squares, len(K)), lax.stop_gradient(trace)
 
 
 def solve_both(
@@ -590,17 +775,20 @@ def check_ridge(
         )
 
 
-def _check_loss(loss: Array, ridge: float | Array, arrays: Sequence[Array]) -> None:
+def _check_error(
+    error: Array, traces: Array, ridge: float | Array, arrays: Sequence[Array]
+) -> None:
     """Refuses a value of which rounding may be more than a thousandth of its traces."""
-    if isinstance(loss, jax.core.Tracer) or float(loss) <= 1e-3:
+    if isinstance(error, jax.core.Tracer) or float(error) <= 1e-3 * float(traces):
         return
-    if float(loss) > 1e-3 or all(bool(jnp.isfinite(x).all()) for x in arrays):
-        raise ValueError(
-            f"ridge={float(ridge):g} is too small for these points in "
-            f"{loss.dtype.name}: rounding may be {float(loss):.1g} of the CMMD's "
-            "traces, and at most 0.001 is let through. Use a larger ridge, a narrower "
-            "kernel, or float64 arrays with jax_enable_x64."
-        )
+    if not all(bool(jnp.isfinite(x).all()) for x in arrays if is_real(x.dtype)):
+        return
+    share = float(error) / float(traces) if traces > 0 else 1.0
+    raise ValueError(
+        f"ridge={float(ridge):g} is too small for these points in {error.dtype.name}: "
+        f"rounding may be {share:.1g} of the traces, and at most 0.001 is let through. "
+        "Use a larger ridge, a narrower kernel, or float64 arrays with jax_enable_x64."
+    )
 
 
 def _is_number(value: Any) -> bool:

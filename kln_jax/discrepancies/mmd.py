@@ -7,10 +7,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
-from kln_jax.discrepancies.float_arrays import as_floats, matmul
+from kln_jax.discrepancies.blocks import gram_product, own_values
+from kln_jax.discrepancies.float_arrays import as_floats
 from kln_jax.discrepancies.kernels import (
     Kernel,
     as_features,
@@ -19,9 +20,6 @@ from kln_jax.discrepancies.kernels import (
     gram,
     takes_any_rank,
 )
-
-# Small beside the sets of which memory is short.
-_BLOCK_ROWS = 256
 
 
 def mmd(
@@ -104,34 +102,10 @@ def _mmd(x: Array, y: Array, *, kernel: Kernel, unbiased: bool) -> Array:
     if unbiased:
         means += [jnp.pad(s, (0, m)), jnp.pad(t, (n, 0))]
     W = jnp.stack(means, axis=1)
-    # An embedding is computed of all points at once.
-    rows = len(z) if takes_any_rank(kernel) else _BLOCK_ROWS
-
-    # Computed again in the gradient: no more than a block of the Gram matrix is held.
-    @functools.partial(jax.checkpoint, prevent_cse=False)
-    def forms(block: Array, weights: Array) -> Array:
-        (K,) = as_floats(gram(kernel, block, z))
-        return jnp.sum(weights * matmul(K, W), axis=0)
-
-    def add(total: Array, block: tuple[Array, ...]) -> tuple[Array, None]:
-        return total + forms(*block), None
-
-    num_whole, total = len(z) // rows, jnp.zeros(W.shape[1], dtype)
-    if num_whole:  # A loop of no block would be traced all the same.
-        blocks = tuple(
-            array[: num_whole * rows].reshape(num_whole, rows, *array.shape[1:])
-            for array in (z, W)
-        )
-        total = lax.scan(add, total, blocks)[0]
-    if num_whole * rows < len(z):
-        total += forms(z[num_whole * rows :], W[num_whole * rows :])
-    value = total[0]
+    total = jnp.sum(W * gram_product(kernel, z, z, W), axis=0)
+    value: Array = total[0]
     if unbiased:
-
-        def own_value(point: Array) -> Array:
-            return as_floats(gram(kernel, point[None], point[None]))[0][0, 0]
-
-        diagonal = lax.map(own_value, z, batch_size=rows)
+        diagonal = own_values(kernel, z)
         for mean, own in ((total[1], diagonal[:n]), (total[2], diagonal[n:])):
             value += (mean - jnp.mean(own)) / (len(own) - 1)
     return value

@@ -57,6 +57,9 @@ def cmmd_nystroem(
     the value to that, whatever m, and the more, the smaller the ridge is (see
     docs/numerics.md). float64 does not.
 
+    Of the ridge only n * eps * k(x, x) is refused: no bound on the rounding is
+    compared with the value, as `cmmd` does.
+
     The function is compiled, differentiable in its four arrays (for given random
     choices), and works under `jax.vmap`.
 

@@ -13,7 +13,7 @@ import pathlib
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -29,8 +29,13 @@ from sklearn.base import (
     TransformerMixin,
 )
 from sklearn.utils import Tags, check_random_state
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    validate_data,
+)
 
 from kln_jax.datasets import Dataset, resized
 from kln_jax.inference import trained_network
@@ -78,6 +83,9 @@ class KLNClassifier(
 
     Args:
       {keys}
+      class_weight: Weights of the classes, by label, ``"balanced"`` for the inverse of
+        their frequencies, or None for equal ones. They multiply `fit`'s
+        ``sample_weight``.
       image_shape: Height and width, or height, width and channels, of images that are
         given as rows of features.
       random_state: Seed of initialisation, order, augmentation and dropout, as in
@@ -112,6 +120,7 @@ class KLNClassifier(
     def __init__(
         self,
         *,
+        class_weight: Mapping[Any, float] | str | None = None,
         image_shape: tuple[int, ...] | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
@@ -121,19 +130,27 @@ class KLNClassifier(
             raise TypeError(f"KLNClassifier has no parameters {sorted(unknown)}.")
         for name, key in _KEYS.items():
             setattr(self, name, keys.get(name, key.default))
+        self.class_weight = class_weight
         self.image_shape = image_shape
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> Self:
         """Trains from the start.
 
         Fits of equal settings on data of equal shapes share their compiled programs.
+
+        A weight says how often a labelled image is in batches s, beside the others: in
+        the mean that is training on images repeated so, whatever the objective.
 
         Args:
           X: Images or features, shape ``(n, h, w)``, ``(n, h, w, c)`` or ``(n, p)``.
           y: A class label for each, of any type; -1 for images without a label, as in
             ``sklearn.semi_supervised``. Strings must then be of dtype object.
+          sample_weight: Weights of the images, at least 0, shape ``(n,)``; None for
+            equal ones. Only their ratios count, and those of labelled images.
 
         Returns:
           The estimator.
@@ -167,6 +184,7 @@ class KLNClassifier(
         values = config.to_dict()
         self.config_ = {name: values[name] for name in (*_KEYS, "seed")}
 
+        weights = self._weights(sample_weight, flat, target, labelled)
         images = self._images(flat)
         rows = np.flatnonzero(labelled).astype(np.int32)
         labels = np.zeros(len(flat), np.int32)
@@ -184,7 +202,7 @@ class KLNClassifier(
         )
         with _shown() if self.verbose else contextlib.nullcontext():
             state = experiment.train_in_memory(
-                config, data, rows, show=bool(self.verbose)
+                config, data, rows, weights=weights, show=bool(self.verbose)
             )
         self.state_ = steps.without_optimizer(state)
         return self
@@ -261,6 +279,8 @@ class KLNClassifier(
                 f"Class labels {self.classes_.tolist()} must be numbers or strings."
             )
         params = self.get_params(deep=False)
+        if isinstance(self.class_weight, Mapping):  # JSON has keys of strings alone.
+            params["class_weight"] = {"of": list(self.class_weight.items())}
         if isinstance(self.random_state, np.random.RandomState):
             params["random_state"] = None
         about = {
@@ -304,6 +324,8 @@ class KLNClassifier(
                 if about["format"] != _FORMAT:
                     raise ValueError(f"format {about['format']!r}, not {_FORMAT!r}")
                 estimator = cls(**{k: _tuple(v) for k, v in about["params"].items()})
+                if isinstance(estimator.class_weight, dict):
+                    estimator.class_weight = dict(estimator.class_weight["of"])
                 for name, value in about["fitted"].items():
                     setattr(estimator, name, _tuple(value))
                 if hasattr(estimator, "feature_names_in_"):
@@ -370,6 +392,25 @@ class KLNClassifier(
             self._images(flat),
             reconstruction_reduction=self.config_["reconstruction_reduction"],
         )
+
+    def _weights(
+        self,
+        sample_weight: ArrayLike | None,
+        X: np.ndarray,
+        target: np.ndarray,
+        labelled: np.ndarray,
+    ) -> np.ndarray | None:
+        """Returns the weights of the labelled images, of mean 1; None if all are."""
+        if sample_weight is None and self.class_weight is None:
+            return None
+        weights = _check_sample_weight(
+            sample_weight, X, dtype=np.float64, ensure_non_negative=True
+        )[labelled]
+        weights *= compute_sample_weight(self.class_weight, target[labelled])
+        if not weights.sum() > 0:
+            raise ValueError("All labelled images have weight 0: give some a weight.")
+        weights = (weights / weights.mean()).astype(np.float32)
+        return None if (weights == 1).all() else weights
 
     def _network_shape(self) -> tuple[int, int, int]:
         side = models.SIDES[self.config_["network"]]

@@ -12,16 +12,33 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+if sys.stderr is None:  # Closed. absl's logging keeps what it finds when imported.
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open
+
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags.config_flags import ConfigFileFlagParser
+
+
+def _config_first(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments with --config in front, for its keys follow from it."""
+    first, rest = [], list(argv[1:])
+    for i, argument in enumerate(rest):
+        if re.fullmatch(r"--?config(=.*)?", argument, re.DOTALL):
+            size = 1 if "=" in argument else 2
+            first = rest[i : i + size]
+            del rest[i : i + size]
+            break
+    return [*argv[:1], *first, *rest]
+
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
     None,
     "Name or file of the configuration, with its variant after a colon, such as "
     "digits:semi or configs/digits.py:semi. --config.KEY=VALUE sets a single key.",
+    sys_argv=_config_first(sys.argv),
 )
 _WORKDIR = flags.DEFINE_string(
     "workdir",
@@ -135,12 +152,12 @@ def _train(argv: Sequence[str]) -> None:
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
     try:
-        remaining = flags.FLAGS(argv)
+        remaining = flags.FLAGS(_config_first(argv))
     except (AttributeError, KeyError) as error:
-        _stop(_of_key(error))
+        _stop(_unknown_key(argv) or _last_line(error))
     except (flags.Error, TypeError, ValueError, OSError) as error:
         # A wrong value, or a file that is missing or raises: the last line says why.
-        _stop(str(error).strip().splitlines()[-1])
+        _stop(_last_line(error))
     except Exception as error:  # Whatever else the code of the file raises.
         places = [
             f"{frame.f_code.co_filename}, line {line}: "
@@ -155,19 +172,21 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     return remaining
 
 
-def _of_key(error: AttributeError | KeyError) -> object:
-    """Returns what to say of a name that does not exist, such as a misspelt key."""
+def _unknown_key(argv: Sequence[str]) -> str:
+    """Returns what to say of a key that does not exist; "" if all do."""
     from kln_jax.training.configuration import check_names
 
-    # That of ml_collections holds a KeyError, and lists all other keys.
-    cause = error.args[0] if isinstance(error.args[0], KeyError) else error
-    key = re.match(r"""(?:Key "|')(\w+)["']""", str(cause.args[0]))
-    if isinstance(cause, KeyError) and key:
-        try:
-            check_names([key[1]])
-        except ValueError as unknown:
-            return unknown
-    return str(error).strip().splitlines()[-1]
+    keys = (re.match(r"--?(?:no)?config\.([^=]+)", argument) for argument in argv)
+    try:
+        check_names(key[1] for key in keys if key)
+    except ValueError as unknown:
+        return str(unknown)
+    return ""
+
+
+def _last_line(error: Exception) -> str:
+    # Not splitlines, to which a carriage return in a value is a line's end.
+    return str(error).strip().split("\n")[-1]
 
 
 def _stop(error: object) -> NoReturn:

@@ -122,6 +122,7 @@ def train_in_memory(
     data: datasets.Dataset,
     labelled: np.ndarray,
     *,
+    weights: np.ndarray | None = None,
     show: bool = False,
 ) -> TrainState:
     """Trains on a data set that is at hand, and writes nothing.
@@ -130,6 +131,8 @@ def train_in_memory(
       config: The configuration; keys that say how data are loaded are not read.
       data: The data set.
       labelled: Rows of its labelled images.
+      weights: How often these are in batches s, in proportion, shape ``(L,)``; None
+        for all as often.
       show: Whether to show the progress, on a bar or in the log.
 
     Returns:
@@ -143,7 +146,9 @@ def train_in_memory(
     parallel.check_batch_size(config.batch_size)
     compiled, interruption = compile_functions(config, data), Interruption()
     embedding = _fit_embedding(config, data, labelled, None, interruption)
-    loop = TrainingLoop(config, compiled, data, labelled, interruption, embedding)
+    loop = TrainingLoop(
+        config, compiled, data, labelled, interruption, embedding, weights
+    )
     return loop.run(None, show=show).state
 
 

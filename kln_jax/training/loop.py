@@ -62,6 +62,7 @@ class TrainingLoop:
       labelled: Rows of the labelled images.
       interruption: Signals to listen to.
       embedding: Arrays of the embedding that the kernel acts on, () for none.
+      weights: Weights of the labelled images, shape ``(L,)``; None for equal ones.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class TrainingLoop:
         labelled: np.ndarray,
         interruption: Interruption,
         embedding: Any = (),
+        weights: np.ndarray | None = None,
     ) -> None:
         self._config, self._compiled = config, compiled
         self._steps_per_epoch = compiled.steps_per_epoch
@@ -88,6 +90,7 @@ class TrainingLoop:
                     labelled,
                     embedding,
                     parts.class_prior(config, data.train_labels[labelled], num_classes),
+                    weights,
                 )
             )
         )

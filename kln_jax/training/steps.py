@@ -68,6 +68,8 @@ class TrainingData(NamedTuple):
       labelled: Rows of the labelled images, shape ``(L,)``, int32.
       embedding: Arrays of the fixed embedding that the kernel acts on, () for none.
       class_prior: The prior of the confidence term, shape ``(C,)``; uniform if None.
+      weights: How often a labelled row is in batches s, in proportion, shape ``(L,)``;
+        all as often if None.
     """
 
     images: Array
@@ -75,6 +77,7 @@ class TrainingData(NamedTuple):
     labelled: Array
     embedding: Any = ()
     class_prior: Array | None = None
+    weights: Array | None = None
 
 
 class Rows(NamedTuple):
@@ -177,6 +180,29 @@ def epoch_order(key: Array, size: int, length: int) -> Array:
     return order.reshape(-1)[:length].astype(jnp.int32)
 
 
+def weighted_order(key: Array, weights: Array, length: int) -> Array:
+    """Rows in random order, each as often as its weight says.
+
+    That is its share of all weights times the length, rounded up or down.
+
+    Args:
+      key: The key of the epoch.
+      weights: Weights of the rows, at least 0, shape ``(size,)``.
+      length: How many to draw.
+
+    Returns:
+      Row numbers in ``[0, size)``, shape ``(length,)``, int32.
+    """
+    key_order, key_start = jax.random.split(key)
+    ends = jnp.cumsum(weights)
+    positions = jnp.arange(length, dtype=ends.dtype)
+    places = (jax.random.uniform(key_start) + positions) / length * ends[-1]
+    # Rounding may put a place at the last end: it is of the last row with a weight.
+    last = jnp.searchsorted(ends, ends[-1])
+    rows = jnp.minimum(jnp.searchsorted(ends, places, side="right"), last)
+    return jax.random.permutation(key_order, rows).astype(jnp.int32)
+
+
 def draw_rows(method: Method, data: TrainingData, key: Array, epoch: Array) -> Rows:
     """Draws the batches of an epoch.
 
@@ -191,11 +217,16 @@ def draw_rows(method: Method, data: TrainingData, key: Array, epoch: Array) -> R
     """
     shape = method.steps_per_epoch, method.batch_size
 
-    def draw(purpose: Purpose, size: int) -> Array:
-        order = epoch_order(_fold(key, purpose, epoch), size, shape[0] * shape[1])
+    def draw(purpose: Purpose, size: int, weights: Array | None = None) -> Array:
+        key_now, length = _fold(key, purpose, epoch), shape[0] * shape[1]
+        order = (
+            epoch_order(key_now, size, length)
+            if weights is None
+            else weighted_order(key_now, weights, length)
+        )
         return order.reshape(shape)
 
-    s = data.labelled[draw(Purpose.ORDER_S, len(data.labelled))]
+    s = data.labelled[draw(Purpose.ORDER_S, len(data.labelled), data.weights)]
     return Rows(
         s, s if method.shared_batch else draw(Purpose.ORDER_T, len(data.images))
     )

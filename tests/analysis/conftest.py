@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from kln_jax.analysis import runs
+from kln_jax.analysis import figures, runs
 from kln_jax.storage import working_directory
 from kln_jax.training import experiment
 from kln_jax.training.loop import DivergenceError
@@ -55,3 +55,17 @@ def copied(out, tmp_path):
     (run,) = out.glob("digits/supervised,*width=0.05,epochs=3/1")
     shutil.copytree(run, tmp_path / "run")
     return tmp_path / "run"
+
+
+@pytest.fixture
+def quick_map(monkeypatch):
+    """A map of the first two values of Z: t-SNE takes seconds."""
+
+    class FirstTwo:
+        def __init__(self, **options):
+            pass
+
+        def fit_transform(self, z):
+            return z[:, :2]
+
+    monkeypatch.setattr(figures, "TSNE", FirstTwo)

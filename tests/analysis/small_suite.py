@@ -1,8 +1,8 @@
-"""A suite of small runs: a network of a twentieth of the width."""
+"""A suite of small runs: a perceptron of a twentieth of the width."""
 
 from kln_jax.analysis.suites import Entry, Suite
 
-SMALL = (("batch_size", 120), ("latent_dim", 8), ("width", 0.05))
+SMALL = (("batch_size", 120), ("latent_dim", 8), ("network", "mlp"), ("width", 0.05))
 KLN = Entry("KLN", "supervised", SMALL)
 DIVERGES = Entry(
     "diverges", "supervised", (*SMALL, ("clip_norm", 0.0), ("learning_rate", 1e9))

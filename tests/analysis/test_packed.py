@@ -19,7 +19,7 @@ RESULTS = pathlib.Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture
-def of_small(monkeypatch):
+def of_small(monkeypatch, quick_map):
     """The small runs are a suite, and those whose learned kernel is drawn."""
     again = KLN._replace(name="KLN once more")
     monkeypatch.setitem(SUITES, "small", SUITE._replace(entries=(KLN, again)))

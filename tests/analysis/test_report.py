@@ -22,7 +22,7 @@ def test_a_run_of_no_suite_is_reported_by_its_keys(copied):
     (text,) = re.findall(
         "## Runs of no suite.*\\Z", (copied.parent / "report.md").read_text(), re.DOTALL
     )
-    keys = "batch_size=120, latent_dim=8, width=0.05"
+    keys = "batch_size=120, latent_dim=8, network=mlp, width=0.05"
     assert f"| digits | supervised, {keys} |  | " in text
 
 
@@ -55,7 +55,7 @@ def test_errors_on_validation_images_are_said_to_be(copied):
     )
     list(report.write(copied.parent))
     assert re.search(
-        r"\| digits \| supervised, batch_size=120, latent_dim=8, width=0.05 \| .* "
+        r"\| digits \| supervised, batch_size=120, .*, width=0.05 \| .* "
         "3 of 12 epochs; error on validation images; ",
         (copied.parent / "report.md").read_text(),
     )
@@ -63,7 +63,7 @@ def test_errors_on_validation_images_are_said_to_be(copied):
 
 
 def test_a_report_says_what_was_reduced_and_what_was_not_measured(
-    out, monkeypatch, capsys
+    out, monkeypatch, capsys, quick_map
 ):
     again = KLN._replace(name="KLN once more")
     suite = SUITE._replace(entries=(KLN, again, DIVERGES))

@@ -58,7 +58,12 @@ def test_a_directory_names_the_epochs_where_they_are_not_all(out, planned):
     list(runs.make(SUITE, out, seeds=1))
     list(runs.make(SUITE, out, seeds=1, epochs=12))
     list(runs.make(SUITE, out, seeds=1, epochs=EPOCHS))
-    whole = out / "digits" / "supervised,batch_size=120,latent_dim=8,width=0.05" / "0"
+    whole = (
+        out
+        / "digits"
+        / "supervised,batch_size=120,latent_dim=8,network=mlp,width=0.05"
+        / "0"
+    )
     assert planned[:2] == [whole, whole]
     assert planned[2].parent.name in methods
 

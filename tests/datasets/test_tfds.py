@@ -138,8 +138,8 @@ def test_label_out_of_range_is_an_error(root):
         load_part("mnist", root)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove", "change"])
-def test_a_damaged_shard_is_said_with_what_to_do(root, damage):
+@pytest.mark.parametrize("damage", ["truncate", "empty", "remove", "zero"])
+def test_damaged_shard_is_named_with_what_to_do(root, damage):
     part = np.zeros((20, 28, 28, 1), np.uint8), np.arange(20) % 10
     directory = tfds_writer.write_set(
         root, "mnist", {"train": part, "test": part}, num_shards=3
@@ -148,6 +148,8 @@ def test_a_damaged_shard_is_said_with_what_to_do(root, damage):
     content = path.read_bytes()
     if damage == "truncate":
         path.write_bytes(content[: len(content) // 2])
+    elif damage == "empty":
+        path.write_bytes(b"")
     elif damage == "remove":
         path.unlink()
     else:
@@ -156,7 +158,7 @@ def test_a_damaged_shard_is_said_with_what_to_do(root, damage):
         load_part("mnist", root)
     message = str(caught.value)
     assert message.startswith(f"mnist train in {directory} cannot be decoded (")
-    assert "); if it is damaged, remove the folder and prepare it again" in message
+    assert f"); {path.name} damaged: remove the folder" in message
     assert f"prepare mnist --data_dir={root}" in message
     assert "\n" not in message
 

@@ -64,14 +64,14 @@ class _Seen(Exception):  # noqa: N818 - It is no error.
 def seen(monkeypatch):
     """Ends `fit` where training begins, with what it would have got."""
 
-    def stop(config, data, labelled, *, show):
-        raise _Seen(config, data, labelled, show)
+    def stop(config, data, labelled, *, weights, show):
+        raise _Seen(config, data, labelled, show, weights)
 
     monkeypatch.setattr(experiment, "train_in_memory", stop)
 
-    def fit(X, y, **parameters):
+    def fit(X, y, sample_weight=None, **parameters):
         with pytest.raises(_Seen) as caught:
-            KLNClassifier(**parameters).fit(X, y)
+            KLNClassifier(**parameters).fit(X, y, sample_weight)
         return caught.value.args
 
     return fit
@@ -210,6 +210,47 @@ def test_images_of_another_scale_than_those_of_fit_are_said():
     classifier.pixel_range_ = (0.0, 1e6)
     with pytest.warns(UserWarning, match="remove outliers"):
         classifier._images(X)
+
+
+@pytest.mark.parametrize(
+    ("sample_weight", "class_weight", "expected"),
+    [
+        (None, None, None),
+        ([5, 5, 5, 5, 5], None, None),
+        ([1, 1, 9, 2, 0], None, [1, 1, 2, 0]),
+        (None, "balanced", [2 / 3, 2 / 3, 2 / 3, 2]),
+        ([1, 1, 9, 1, 1], {0: 1, 7: 3}, [2 / 3, 2 / 3, 2 / 3, 2]),
+        ([3, 1, 9, 2, 1], {7: 2}, [1.5, 0.5, 1, 1]),
+    ],
+)
+def test_weights_of_images_and_classes_multiply(
+    sample_weight, class_weight, expected, images, seen
+):
+    y = [0, 0, -1, 0, 7]
+    *_, weights = seen(images[:5], y, sample_weight, class_weight=class_weight)
+    assert (
+        weights is None
+        if expected is None
+        else weights.tolist() == pytest.approx(expected)
+    )
+
+
+@pytest.mark.parametrize(
+    ("sample_weight", "message"),
+    [([1, 1, -1, 1], "[Nn]egative"), ([0, 0, 1, 1], "have weight 0"), ([1], "shape")],
+)
+def test_weights_that_will_not_do_are_named(sample_weight, message, images):
+    with pytest.raises(ValueError, match=message):
+        KLNClassifier().fit(images[:4], [0, 1, -1, -1], sample_weight)
+
+
+def test_weights_are_trained_with(images, labels, tmp_path):
+    # All images look alike to what has seen one class alone.
+    weights = {"top": 1.0, "middle": 1e-6, "bottom": 1e-6}
+    classifier = KLNClassifier(**SMALL, class_weight=weights).fit(images, labels)
+    assert np.mean(classifier.predict(images) == "top") > 0.9
+    classifier.save(tmp_path / "c.npz")
+    assert KLNClassifier.load(tmp_path / "c.npz").class_weight == weights
 
 
 def test_equal_fits_share_their_programs(images, labels):

@@ -88,7 +88,7 @@ def test_images_are_normalised_by_all_training_images():
 
 
 def test_initial_values_do_not_depend_on_how_they_are_compiled():
-    config = config_of_digits()
+    config = config_of_digits(network="mlp")
     data = datasets.load(config.dataset)
     made = compiled.compile_functions(config, data)
 

@@ -30,7 +30,8 @@ from tests.small_run import config_of_digits, restored
 
 
 def _config(variant="supervised", **changes):
-    return config_of_digits(variant, **{"network": "mlp", **changes})
+    small = {"network": "mlp", "batch_size": 160}  # Which makes 8 steps an epoch.
+    return config_of_digits(variant, **small | changes)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_a_run_leaves_its_config_metrics_and_result(finished):
     keys = "test_error_percent num_test_images epochs steps wall_seconds seed variant"
     assert result.keys() >= {*keys.split(), "versions", "device"}
     numbers = result["num_test_images"], result["epochs"], result["steps"]
-    assert numbers == (360, 2, 70)
+    assert numbers == (360, 2, 16)
     assert result["test_error_percent"] < 60
     config = json.loads((workdir / "config.json").read_text())
     assert config == _config().to_dict()
@@ -107,7 +108,7 @@ def test_a_run_leaves_its_config_metrics_and_result(finished):
         "num_eval_images": 360,
     }
     lines = epoch_metrics.read_metrics(workdir)
-    assert [line["step"] for line in lines] == [35, 70]
+    assert [line["step"] for line in lines] == [8, 16]
     names = "loss cmmd reconstruction confidence accuracy gradient_norm kernel_same"
     names += " kernel_different gradient_norm_encoder pivot_smallest pivot_largest"
     names += " median_squared_distance test_error_percent"
@@ -172,9 +173,9 @@ def test_an_interrupted_run_goes_on_to_the_same_end(finished, tmp_path, caplog):
     # It may go on from data elsewhere, and with other checkpoints.
     with caplog.at_level(logging.INFO):
         again = experiment.train_and_evaluate(
-            _config(data_dir="elsewhere", checkpoint_every_steps=8), tmp_path
+            _config(data_dir="elsewhere", checkpoint_every_steps=3), tmp_path
         )
-    assert "resuming after step 35" in caplog.text
+    assert "resuming after step 8" in caplog.text
     assert 1000.0 < again["wall_seconds"] < 2000.0  # It goes on with its time.
     _assert_same_run(tmp_path, again, workdir, result, _config())
 
@@ -218,7 +219,7 @@ def test_a_run_that_stops_inside_an_epoch_goes_on_bit_for_bit(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda history: {**history, "loss": history["loss"][:-1]}, r"\(34,\) there"),
+        (lambda history: {**history, "loss": history["loss"][:-1]}, r"\(7,\) there"),
         (lambda history: {**history, "speed": history["loss"]}, "absent here"),
     ],
 )
@@ -229,9 +230,9 @@ def test_a_checkpoint_with_the_metrics_of_other_steps_is_refused(
     (tmp_path / "result.json").unlink()
     directory = tmp_path / "checkpoints"
     whole = restored(tmp_path, _config())
-    shutil.rmtree(directory / "70")
+    shutil.rmtree(directory / "16")
     with Checkpoints(directory) as checkpoints:
-        checkpoints.save(70, whole.state, change(whole.history))
+        checkpoints.save(16, whole.state, change(whole.history))
     message = rf"The newest checkpoint of .* of other steps: \w+ .*{named}"
     with pytest.raises(ValueError, match=message):
         experiment.train_and_evaluate(_config(), tmp_path)
@@ -260,7 +261,7 @@ def test_a_run_that_stops_while_it_evaluates_goes_on_with_that(
         )
         with pytest.raises(LeftError):
             experiment.train_and_evaluate(_config(), tmp_path, interruption=stop)
-    assert _saved(tmp_path) == ["35"]
+    assert _saved(tmp_path) == ["8"]
     assert not epoch_metrics.read_metrics(tmp_path)
     again = experiment.train_and_evaluate(_config(), tmp_path)
     _assert_same_run(tmp_path, again, workdir, result, _config())
@@ -275,7 +276,7 @@ def test_a_run_that_stops_while_it_evaluates_goes_on_with_that(
     ],
 )
 def test_the_baselines_train_by_the_same_loop(variant, terms, tmp_path):
-    config = _config(variant, num_epochs=1, network="mnist")
+    config = _config(variant, num_epochs=1)
     result = experiment.train_and_evaluate(config, tmp_path)
     assert result["variant"] == variant
     assert result["test_error_percent"] < 85
@@ -291,7 +292,7 @@ def test_the_kernel_on_an_autoencoder_is_that_of_the_trained_one_to_the_end(
     tmp_path, caplog
 ):
     # A batch s has all labelled images, so only the features may change its kernel.
-    config = _config("autoencoder", num_labels=40, checkpoint_every=1)
+    config = _config("autoencoder", num_labels=160, checkpoint_every=1)
     alone = tmp_path / "autoencoder"
     interruption, shown = Interruption(), []
 
@@ -321,13 +322,13 @@ def test_the_kernel_on_an_autoencoder_is_that_of_the_trained_one_to_the_end(
     before = {path: path.stat().st_mtime_ns for path in saved.rglob("*")}
     with caplog.at_level(logging.INFO):
         experiment.train_and_evaluate(config, tmp_path)
-    assert "resuming after step 35" in caplog.messages
+    assert "resuming after step 8" in caplog.messages
     # It is neither trained again nor trained on.
     assert before == {path: path.stat().st_mtime_ns for path in saved.rglob("*")}
 
     # It is trained by its reconstruction alone.
     lines = epoch_metrics.read_metrics(alone)
-    assert [line["step"] for line in lines] == [35, 70]
+    assert [line["step"] for line in lines] == [8, 16]
     for line in lines:
         assert line["loss"] == line["reconstruction"]
         assert line["gradient_norm_classifier"] == 0
@@ -335,7 +336,7 @@ def test_the_kernel_on_an_autoencoder_is_that_of_the_trained_one_to_the_end(
     assert lines[1]["loss"] < lines[0]["loss"]
 
     of_autoencoder, with_kernel = (restored(path, config) for path in (alone, tmp_path))
-    assert of_autoencoder.step == 70
+    assert of_autoencoder.step == 16
     data, labelled = datasets.load("digits"), np.load(tmp_path / "labelled.npy")
     images = data.train_images[labelled].astype(np.float32) / 255
     labels = data.train_labels[labelled]
@@ -350,7 +351,7 @@ def test_the_kernel_on_an_autoencoder_is_that_of_the_trained_one_to_the_end(
 
     def kernel_means(state):
         gram = np.asarray(gram_of_z(state.replace(opt_state=())))
-        return gram[same & ~np.eye(40, dtype=bool)].mean(), gram[~same].mean()
+        return gram[same & ~np.eye(160, dtype=bool)].mean(), gram[~same].mean()
 
     seen = [
         (line["kernel_same"], line["kernel_different"])

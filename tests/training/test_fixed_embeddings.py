@@ -37,18 +37,6 @@ def test_principal_components_are_those_of_scikit_learn(monkeypatch, block):
     assert [array.dtype for array in arrays] == [np.float32, np.float32]
 
 
-def test_principal_components_of_all_values_keep_distances():
-    x = np.float32(_images(20) / 255)
-    z = fixed_embeddings.project(
-        fixed_embeddings.principal_components(_images(20), 60), x
-    )
-    np.testing.assert_allclose(
-        np.linalg.norm(z[:10] - z[10:], axis=1),
-        np.linalg.norm((x[:10] - x[10:]).reshape(10, -1), axis=1),
-        rtol=1e-4,
-    )
-
-
 def test_more_components_than_values_are_refused():
     with pytest.raises(
         ValueError, match=r"latent_dim=61 must be at most 60, .*kernel_on='pca'"

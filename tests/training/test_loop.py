@@ -16,7 +16,9 @@ from tests.small_run import config_of_digits, restored
 
 
 def _config(**changes):
-    return config_of_digits(**{"num_epochs": 1, "network": "mlp", **changes})
+    return config_of_digits(
+        **{"num_epochs": 1, "network": "mlp", "batch_size": 160, **changes}
+    )
 
 
 def test_a_diverging_run_stops_and_keeps_the_last_healthy_state(tmp_path):
@@ -93,7 +95,7 @@ def test_a_collapse_is_said_from_the_evaluation(monkeypatch, caplog):
     rows = np.arange(len(data.train_labels), dtype=np.int32)
     with caplog.at_level(logging.INFO):
         state = experiment.train_in_memory(_config(), data, rows)
-    assert (int(state.step), evaluated) == (35, ["once"])
+    assert (int(state.step), evaluated) == (8, ["once"])
     # Nothing else is said where nothing is shown.
     (warning,) = (r for r in caplog.records if r.levelno == logging.WARNING)
     assert "epoch 1: all evaluated images are predicted as class 3." in warning.message

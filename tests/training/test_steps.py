@@ -245,6 +245,21 @@ def test_epoch_order_takes_each_row_once_before_any_twice():
     assert (order != other).any()
 
 
+@pytest.mark.parametrize("weights", [(1, 1, 1), (1, 0, 3), (0.5, 2, 0), (3, 0.1, 0.1)])
+def test_a_row_is_drawn_as_often_as_its_weight_says(weights):
+    weights = np.asarray(weights, np.float32)
+    orders = [
+        np.asarray(steps.weighted_order(jax.random.key(i), weights, 50))
+        for i in range(20)
+    ]
+    counts = np.array([np.bincount(order, minlength=3) for order in orders])
+    assert np.abs(counts - 50 * weights / weights.sum()).max() <= 1
+    np.testing.assert_allclose(
+        counts.mean(axis=0), 50 * weights / weights.sum(), atol=0.4
+    )
+    assert len({tuple(order) for order in orders}) == 20
+
+
 @pytest.mark.parametrize(
     ("network", "devices"), [("mnist", 1), ("mnist", 4), ("conv_large", 4)]
 )
