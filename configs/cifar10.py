@@ -25,15 +25,15 @@ the number of epochs of the semi-supervised setting (that of the supervised one)
 
 import ml_collections
 
-from configs import default
+from kln_jax.training import variants
 
 
 def get_config(variant: str = "supervised") -> ml_collections.ConfigDict:
-    config = default.get_config()
+    config = variants.default_config()
     config.dataset = "cifar10"
     config.network = "conv_large"
     config.z_distance = 25.0
     config.crop_padding = 2
     config.flip = True
     config.normalise = True
-    return default.with_variant(config, variant, num_labels=4000)
+    return variants.with_variant(config, variant, num_labels=4000)

@@ -20,15 +20,15 @@ crop_padding (2 pixels, as Laine and Aila, whose network it is; by reflection).
 
 import ml_collections
 
-from configs import default
+from kln_jax.training import variants
 
 
 def get_config(variant: str = "supervised") -> ml_collections.ConfigDict:
-    config = default.get_config()
+    config = variants.default_config()
     config.dataset = "cifar100"
     config.network = "conv_large"
     config.z_distance = 25.0
     config.crop_padding = 2
     config.flip = True
     config.normalise = True
-    return default.with_variant(config, variant)
+    return variants.with_variant(config, variant)

@@ -18,12 +18,13 @@ here: ridge, label_kernel, kernel_reduction.
 
 import ml_collections
 
-from configs import default
+from kln_jax.training import variants
 
 
 def get_config(variant: str = "supervised") -> ml_collections.ConfigDict:
-    config = default.get_config()
+    config = variants.default_config()
     config.dataset = "digits"
     config.num_epochs = 12
+    config.checkpoint_every = 12  # One checkpoint, at the end.
     config.lr_milestones = (4, 8, 10)
-    return default.with_variant(config, variant, num_labels=100)
+    return variants.with_variant(config, variant, num_labels=100)

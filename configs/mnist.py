@@ -25,14 +25,14 @@ the number of epochs of the semi-supervised setting (that of the supervised one)
 
 import ml_collections
 
-from configs import default
+from kln_jax.training import variants
 
 
 def get_config(variant: str = "supervised") -> ml_collections.ConfigDict:
-    config = default.get_config()
+    config = variants.default_config()
     config.dataset = "mnist"
     # The paper's 10,000 validation images.
     config.validation_fraction = 1 / 6
     # Subsets of MNIST are in use for development; their results are marked.
     config.allow_partial_data = True
-    return default.with_variant(config, variant, num_labels=100)
+    return variants.with_variant(config, variant, num_labels=100)

@@ -28,10 +28,10 @@ here: ridge, label_kernel, kernel_reduction.
 
 import ml_collections
 
-from configs import default
+from kln_jax.training import variants
 
 
 def get_config(variant: str = "supervised") -> ml_collections.ConfigDict:
-    config = default.get_config()
+    config = variants.default_config()
     config.dataset = "own_images"
-    return default.with_variant(config, variant, num_labels=100)
+    return variants.with_variant(config, variant, num_labels=100)

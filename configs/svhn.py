@@ -26,11 +26,11 @@ the number of epochs of the semi-supervised setting (that of the supervised one)
 
 import ml_collections
 
-from configs import default
+from kln_jax.training import variants
 
 
 def get_config(variant: str = "supervised") -> ml_collections.ConfigDict:
-    config = default.get_config()
+    config = variants.default_config()
     config.dataset = "svhn_cropped"
     config.use_extra = not variant.startswith("semi")
     # A mirrored digit is another or none.
@@ -43,4 +43,4 @@ def get_config(variant: str = "supervised") -> ml_collections.ConfigDict:
     config.lr_milestones = (10, 20, 30)
     # An epoch has 6,043 steps.
     config.checkpoint_every = 1
-    return default.with_variant(config, variant, num_labels=1000)
+    return variants.with_variant(config, variant, num_labels=1000)

@@ -4,8 +4,7 @@ The reference comes from docstrings, the keys from the configurations, the figur
 the notebooks, which are run. No page asks another host for anything.
 """
 
-import importlib
-import inspect
+import ast
 import itertools
 import os
 
@@ -13,8 +12,9 @@ from sphinx.application import Sphinx
 
 import kln_jax
 from docs.modules import ROOT, write_reference
+from kln_jax.training import variants
+from kln_jax.training.configuration import FIELDS
 
-CONFIGS = ROOT / "configs"
 # Of the processes of the notebooks, where tqdm would ask for ipywidgets.
 os.environ |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore:IProgress not found"}
 write_reference(ROOT / "docs" / "api")
@@ -51,9 +51,8 @@ nitpick_ignore_regex = [("py:.*", r"(?!kln_jax\.).*")]
 
 def keys() -> str:
     """Returns a table of the keys of each group, each key with an anchor."""
-    fields = importlib.import_module("kln_jax.training.configuration").FIELDS
     lines: list[str] = []
-    for group, members in itertools.groupby(fields.values(), lambda key: key.group):
+    for group, members in itertools.groupby(FIELDS.values(), lambda key: key.group):
         lines += ["", f"## {group}", "", "| key | default | allowed | meaning |"]
         lines += ["|:---|:---|:---|:---|"]
         lines += [
@@ -66,19 +65,19 @@ def keys() -> str:
 
 def configurations() -> dict[str, str]:
     """Returns the names of the files in configs/ and what each says of itself."""
-    names = sorted(path.stem for path in CONFIGS.glob("*.py"))
-    names.remove("default")
-    imported = {name: importlib.import_module(f"configs.{name}") for name in names}
-    return {name: inspect.getdoc(module) for name, module in imported.items()}
+    return {
+        name: str(ast.get_docstring(ast.parse(path.read_text())))
+        for name, path in variants.files().items()
+    }
 
 
 def changes() -> str:
     """Returns a table of what each configuration sets to other than the default."""
-    default = importlib.import_module("configs.default").get_config()
+    default = variants.default_config()
     lines = ["| configuration | keys |", "|:---|:---|"]
     for name, variant in itertools.product(configurations(), ("supervised", "semi")):
         try:
-            config = importlib.import_module(f"configs.{name}").get_config(variant)
+            config = variants.named_config(name, variant)
         except ValueError:
             continue  # It has no such variant.
         suffix = "" if variant == "supervised" else f":{variant}"

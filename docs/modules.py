@@ -1,7 +1,6 @@
 """The modules of kln_jax, with the first line of what each says of itself.
 
-The README and the reference on the site both list them by this module. To renew the
-README's list: ``python -m docs.modules``.
+The reference on the site lists them by this module.
 """
 
 import ast
@@ -21,7 +20,6 @@ ROOMS = (
     "inference",
     "analysis",
 )
-START, END = "<!-- rooms: python -m docs.modules writes this -->\n", "<!-- end -->"
 
 
 def modules(room: str) -> dict[str, str]:
@@ -35,14 +33,6 @@ def modules(room: str) -> dict[str, str]:
         ).partition("\n")[0]
         for name, path in paths.items()
     }
-
-
-def with_rooms(readme: str) -> str:
-    """Returns the text of the README with its list of rooms as they are now."""
-    before, _, rest = readme.partition(START)
-    rooms = (next(iter(modules(room).items())) for room in ROOMS[1:])
-    lines = "".join(f"- `{name}`: {line}\n" for name, line in rooms)
-    return before + START + lines + END + rest.partition(END)[2]
 
 
 def write_reference(folder: pathlib.Path) -> None:
@@ -59,8 +49,3 @@ def write_reference(folder: pathlib.Path) -> None:
             if room:
                 lines.append(f"   :exclude-members: {', '.join(exported)}")
         (folder / f"{title}.rst").write_text("\n".join(lines))
-
-
-if __name__ == "__main__":
-    path = ROOT / "README.md"
-    path.write_text(with_rooms(path.read_text()))

@@ -14,6 +14,7 @@ import numpy as np
 from kln_jax.analysis import packed, protocol, records, runs
 from kln_jax.analysis.records import Record
 from kln_jax.analysis.suites import CE, KLN, SUITES, Entry
+from kln_jax.training import variants
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "reproduce.md")
@@ -139,7 +140,7 @@ def _digits(found: Sequence[Record]) -> str:
 
 def _whole(found: Sequence[Record], entry: Entry) -> list[Record]:
     """Returns the runs of a method on the digits as it is defined today."""
-    config = runs.as_json(runs.configuration("digits", entry.variant))
+    config = runs.as_json(variants.named_config("digits", entry.variant))
     config |= dict(entry.changes)
     return [
         run

@@ -1,7 +1,10 @@
 """KLN: learning kernel for conditional moment-matching image classification.
 
 The names here need JAX alone: importing them starts no backend and changes no setting.
+`KLNClassifier` needs the extra ``[sklearn]`` and is imported when it is asked for.
 """
+
+from typing import TYPE_CHECKING
 
 from kln_jax.discrepancies.cmmd import (
     ConditionalEmbedding,
@@ -25,6 +28,9 @@ from kln_jax.discrepancies.mmd import mmd
 from kln_jax.discrepancies.nystroem import cmmd_nystroem
 from kln_jax.discrepancies.two_sample import CMMDTestResult, cmmd_test
 
+if TYPE_CHECKING:
+    from kln_jax.inference.estimator import KLNClassifier as KLNClassifier
+
 __all__ = [
     "CMMDTestResult",
     "ComposableKernel",
@@ -47,3 +53,12 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Imports what needs more than JAX when it is asked for."""
+    if name == "KLNClassifier":
+        from kln_jax.inference.estimator import KLNClassifier
+
+        return KLNClassifier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

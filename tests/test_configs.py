@@ -3,12 +3,11 @@
 The steps are made on tiny data of the set's real shape, written to disk.
 """
 
+import ast
 import functools
-import importlib
 import json
 import logging
 import math
-import pathlib
 import re
 
 import chex
@@ -18,22 +17,24 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from configs import default
 from kln_jax import datasets
 from kln_jax.analysis import learned
 from kln_jax.storage import epoch_metrics
-from kln_jax.training import augmentation, compiled, experiment, progress, steps
+from kln_jax.training import (
+    augmentation,
+    compiled,
+    experiment,
+    progress,
+    steps,
+    variants,
+)
 from kln_jax.training.configuration import Config
 from tests import tfds_writer
 
 # What optax needs: its Adam, and its schedule by milestones.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
-FILES = sorted(
-    path.stem
-    for path in pathlib.Path(default.__file__).parent.glob("*.py")
-    if path.stem not in ("__init__", "default")
-)
+FILES = sorted(variants.files())
 # Numbers of images on which every set has the same 17 to train and 9 to test, and
 # hence programs in common: MNIST holds out a sixth, SVHN adds the extra images.
 TRAIN, TEST = 17, 9
@@ -45,7 +46,7 @@ SIZES = {
 
 
 def _config(name, variant="supervised"):
-    return importlib.import_module(f"configs.{name}").get_config(variant)
+    return variants.named_config(name, variant)
 
 
 def _variants(name):
@@ -57,11 +58,11 @@ def _variants(name):
     raise AssertionError(name)
 
 
-def _cases(variants):
+def _cases(variants_of):
     return [
         pytest.param(name, variant, id=f"{name}:{variant}")
         for name in FILES
-        for variant in variants(name)
+        for variant in variants_of(name)
     ]
 
 
@@ -104,7 +105,7 @@ def test_a_config_is_valid_and_names_its_variant(name, variant):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_config_opens_with_its_command(name):
-    docstring = importlib.import_module(f"configs.{name}").__doc__
+    docstring = ast.get_docstring(ast.parse(variants.find(name).read_text()))
     assert f"\n    python train.py --config=configs/{name}.py" in docstring
     assert "Departures from the paper" in docstring
 

@@ -16,10 +16,10 @@ import jax
 import pytest
 
 from benchmarks import calibration, precision
-from configs import default
 from docs import modules, tables
 from kln_jax import cmmd
 from kln_jax.analysis.suites import SUITES
+from kln_jax.training import variants
 from tests.processes import environment
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -29,7 +29,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 READMES = [ROOT / "README.md", ROOT / "results" / "README.md"]
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 # The first draws thousands of groups of points, the others train a network.
-SLOW = {"conditional-test", "kernel", "quickstart"}
+SLOW = {"conditional-test", "few-labels", "kernel", "own-images", "quickstart"}
 
 RUN = """
 import json, pathlib, sys
@@ -100,9 +100,8 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
         exec(block, namespace)
 
 
-def test_the_readme_is_short_and_lists_the_rooms_as_they_are():
+def test_the_readme_is_short_and_shows_code():
     readme = (ROOT / "README.md").read_text()
-    assert readme == modules.with_rooms(readme), "run: python -m docs.modules"
     assert len(readme.splitlines()) <= 120
     assert _code(ROOT / "README.md", "python")
 
@@ -121,11 +120,11 @@ def test_every_room_has_its_page():
 def test_the_commands_of_a_page_name_what_exists(page):
     text = page.read_text()
     for line in re.split(r"(?<!\\)\n", text):
-        for name, variant in re.findall(r"--config=configs/(\w+)\.py:?(\w*)", line):
-            module = importlib.import_module(f"configs.{name}")
-            assert module.get_config(*filter(None, [variant]))
+        pattern = r"--config=(?:configs/)?([a-z]\w+)\b(?:\.py)?:?(\w*)"
+        for name, variant in re.findall(pattern, line):
+            assert variants.named_config(name, variant or "supervised")
         keys = re.findall(r"--config\.(\w+)=", line)
-        assert set(keys) - {"KEY"} <= set(default.get_config())
+        assert set(keys) - {"KEY"} <= set(variants.default_config())
     for name in re.findall(r"python -m\s+((?:kln_jax|benchmarks)[.\w]*)", text):
         assert importlib.util.find_spec(name)
     named = re.findall(r"analysis run (\w+)|for suite in ([\w ]+); do", text)
@@ -136,7 +135,7 @@ def _anchors(page):
     """What a link to a page can name: its headings, and the keys."""
     headings = re.findall(r"^#+ (.+)$", _text(page), re.MULTILINE)
     slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
-    keys = default.get_config().keys() if page.stem == "configuration" else ()
+    keys = variants.default_config().keys() if page.stem == "configuration" else ()
     return slugs | {f"key-{key}" for key in keys}
 
 
@@ -162,7 +161,7 @@ def test_the_defaults_that_the_pages_state_are_the_defaults():
         _text(DOCS / "reproduce.md"),
     )
     assert len(stated) >= 6
-    config = default.get_config()
+    config = variants.default_config()
     for key, value in stated:
         assert config[key] == type(config[key])(value.strip('"')), key
 

@@ -33,8 +33,9 @@ def _run(*command, cwd):
     [
         ([], "--config must have a value"),
         (["--config=configs/absent.py"], "absent.py"),
+        (["--config=absent"], "'absent' must be one of the configurations ['cifar10'"),
         ([f"{DIGITS}:quarter"], "variant='quarter'"),
-        ([DIGITS, "--config.variant=semi"], "--config=configs/digits.py:semi"),
+        ([DIGITS, "--config.variant=semi"], "--config=digits:semi"),
         (
             [DIGITS, "--config.rigde=0.1"],
             "unknown configuration key 'rigde'; did you mean 'ridge'?",
@@ -145,7 +146,7 @@ def test_the_keys_of_a_file_are_those_that_are_declared(train, code, message, tm
 PROGRAMS = """
 import sys
 import jax
-import train
+from kln_jax.training import __main__ as train
 from kln_jax.training import experiment
 
 def show(config, workdir, *, interruption):
@@ -153,7 +154,7 @@ def show(config, workdir, *, interruption):
 
 experiment.train_and_evaluate = show
 train._parse_flags(["train.py", "--config=" + sys.argv[1]])
-train.main(["train.py"])
+train._train(["train.py"])
 """
 
 
@@ -222,14 +223,16 @@ def test_a_run_that_diverges_is_one_line(train, tmp_path):
 
 ENDS = """
 import sys
-import train
 from kln_jax import datasets
 from kln_jax.storage import checkpoints
+from kln_jax.training import __main__ as train
 from kln_jax.training import interruption
 from kln_jax.training import parallel
 from kln_jax.training import experiment
 
-train._parse_flags(["train.py", "--config=" + sys.argv[1]])
+config = sys.argv[1]
+sys.argv[0] = "train.py"
+train._parse_flags(["train.py", "--config=" + config])
 for error in (
     ValueError("one\\ntwo"),
     datasets.DatasetError("one\\ntwo"),
@@ -245,7 +248,7 @@ for error in (
 
     experiment.train_and_evaluate = fail
     try:
-        train.main(["train.py"])
+        train._train(["train.py"])
     except SystemExit as end:
         print("status", end.code, file=sys.stderr)
 """

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from kln_jax import _cli
 from kln_jax.analysis import figures, learned, packed, page, protocol, report, runs
@@ -11,10 +12,15 @@ from kln_jax.training import parallel
 from kln_jax.training.interruption import EXIT_CODE, Interrupted, Interruption
 
 
-def main() -> None:
-    """Runs a command; an error of the user's ends it in one line."""
-    parser = _parser()
-    arguments = parser.parse_args()
+def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
+    """Runs a command; an error of the user's ends it in one line.
+
+    Args:
+      argv: The arguments; None means those of the process.
+      prog: What the messages of ``report`` call it, if not by its module.
+    """
+    parser = _parser(prog)
+    arguments = parser.parse_args(argv)
     try:
         if arguments.function not in (_run, _compare):  # Its configurations choose.
             parallel.choose_platform("")
@@ -26,7 +32,7 @@ def main() -> None:
         parser.stop(error)
 
 
-def _parser() -> _cli.Parser:
+def _parser(prog: str | None) -> _cli.Parser:
     parser = _cli.Parser(
         prog="python -m kln_jax.analysis", description="Makes and reports runs."
     )
@@ -87,7 +93,9 @@ def _parser() -> _cli.Parser:
     command.add_argument("results", type=_cli.path, help="where the packed ones lie")
     command.set_defaults(function=_pack)
 
-    command = commands.add_parser("report", help="write the tables and figures of runs")
+    command = commands.add_parser(
+        "report", prog=prog, help="write the tables and figures of runs"
+    )
     command.add_argument("out", type=_cli.path, help="where all runs lie, or packed")
     command.set_defaults(function=_report)
 

@@ -22,6 +22,7 @@ from scipy import stats
 from kln_jax.analysis import packed, records, runs
 from kln_jax.analysis.records import Record
 from kln_jax.analysis.suites import CE, CGMMN, KLN, Entry, Suite
+from kln_jax.training import variants
 from kln_jax.training.interruption import Interruption
 
 # What is chosen; each value is the paper's, CGMMN's, or that of plain cross-entropy.
@@ -269,7 +270,7 @@ def _written(method: Entry, setting: Entry) -> str:
 
 def _on_validation(setup: Setup, method: Entry) -> list[Entry]:
     """Returns each setting of a method, with its error on validation images."""
-    config = runs.configuration(setup.config_name, method.variant)
+    config = variants.named_config(setup.config_name, method.variant)
     held_out = config.validation_fraction or _HELD_OUT
     validation = (("evaluate_on", "validation"), ("validation_fraction", held_out))
     return [

@@ -14,7 +14,7 @@ from kln_jax.analysis import runs
 from kln_jax.analysis.suites import Entry
 from kln_jax.storage import epoch_metrics, whole_files
 from kln_jax.storage.whole_files import DamagedError
-from kln_jax.training import diagnosis
+from kln_jax.training import diagnosis, variants
 from kln_jax.training.configuration import Config
 
 # Keys that do not make another experiment, or that a record says by itself.
@@ -204,7 +204,7 @@ def _of_directory(directory: pathlib.Path, root: pathlib.Path) -> Record:
     )
     if is_finished and not record.metrics:
         raise DamagedError(directory, "it has no metrics.jsonl")
-    base = runs.configuration(record.config_name, record.variant)
+    base = variants.named_config(record.config_name, record.variant)
     full_epochs = base.num_epochs
     runs.set_epochs(base, record.epochs)
     unchanged = runs.as_json(base)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib
 import json
 import pathlib
-import pkgutil
 import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,36 +13,10 @@ from ml_collections import ConfigDict
 
 from kln_jax.analysis.suites import Entry, Suite
 from kln_jax.storage import whole_files
-from kln_jax.training import experiment
+from kln_jax.training import experiment, variants
 from kln_jax.training.configuration import Config
 from kln_jax.training.interruption import Interruption
 from kln_jax.training.loop import DivergenceError
-
-
-def configuration(name: str, variant: str) -> ConfigDict:
-    """Returns a configuration of ``configs/``.
-
-    Args:
-      name: Its file, without ``.py``.
-      variant: Its variant.
-
-    Raises:
-      ValueError: If there is none.
-    """
-    try:
-        folder = importlib.import_module("configs").__path__
-    except ModuleNotFoundError:
-        folder = []
-    # The default has every key, but is of no data set.
-    names = sorted({found.name for found in pkgutil.iter_modules(folder)} - {"default"})
-    if name not in names:
-        raise ValueError(
-            f"{name!r} must be one of the configurations in configs/ here, {names}. "
-            "Start from the root of a checkout of kln_jax."
-        )
-    module = importlib.import_module(f"configs.{name}")
-    config: ConfigDict = module.get_config(variant)
-    return config
 
 
 def set_epochs(config: ConfigDict, epochs: int) -> None:
@@ -103,7 +75,7 @@ def make(
     for seed in range(seeds or suite.seeds):
         for name in config_names or suite.datasets:
             for entry in wanted:
-                config = configuration(name, entry.variant)
+                config = variants.named_config(name, entry.variant)
                 method = _directory_of(entry, config)
                 config.update(dict(entry.changes))
                 config.update(seed=seed, split_seed=seed)

@@ -36,11 +36,12 @@ classified all the same, and the exit status is 1.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
     """The command line; an error of the user's ends it in one line.
 
     Args:
       argv: The arguments; None means those of the process.
+      prog: What its messages call the command, if not by its module.
 
     Returns:
       The exit status: 1 if some image could not be used.
@@ -51,12 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     predict = commands.add_parser(
         "predict",
+        prog=prog,
         help="print class, probability and reconstruction error of images",
         description=_PREDICT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     export = commands.add_parser(
         "export",
+        prog=prog,
         help="write a network as one file, which predicts without this package",
         description="Writes a trained network as one file; the documentation of "
         "kln_jax.inference.export says how to use it.",

@@ -7,11 +7,12 @@ import numpy as np
 
 from kln_jax.analysis import runs
 from kln_jax.analysis.records import Record
+from kln_jax.training import variants
 
 
 @functools.cache
 def _config(name, variant):
-    return runs.as_json(runs.configuration(name, variant))
+    return runs.as_json(variants.named_config(name, variant))
 
 
 def record(

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from kln_jax.analysis import __main__ as command
-from kln_jax.analysis import packed, records, runs
+from kln_jax.analysis import packed, records
 from kln_jax.analysis.suites import Entry
 from kln_jax.storage import epoch_metrics
+from kln_jax.training import variants
 from tests.analysis import made_up
 from tests.analysis.small_suite import DIVERGES, EPOCHS, KLN, SMALL
 
@@ -147,8 +148,8 @@ def test_a_default_that_changes_moves_no_run_to_another_row(monkeypatch):
     earlier, later = made_up.record(1.0), made_up.record(2.0)
     # One that was read when the default had become 1.
     later.config["ridge"] = 1
-    for configuration in (runs.configuration, None):
-        monkeypatch.setattr(runs, "configuration", configuration)
+    for named_config in (variants.named_config, None):
+        monkeypatch.setattr(variants, "named_config", named_config)
         for record, of_entries in (
             (earlier, (True, True, False)),
             (later, (True, False, True)),

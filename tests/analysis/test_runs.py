@@ -3,20 +3,19 @@
 import json
 import re
 import signal
-import sys
 
 import pytest
 
 from kln_jax.analysis import __main__ as command
 from kln_jax.analysis import packed, runs
 from kln_jax.analysis.suites import SUITES, Entry
-from kln_jax.training import experiment, loop
+from kln_jax.training import experiment, loop, variants
 from kln_jax.training.interruption import EXIT_CODE
 from tests.analysis.small_suite import DIVERGES, EPOCHS, KLN, SUITE
 
 
 def test_a_value_that_is_the_default_is_the_run_without_it():
-    config = runs.configuration("digits", "supervised")
+    config = variants.named_config("digits", "supervised")
     names = [
         runs._directory_of(
             Entry("", "supervised", (("reconstruction_weight", beta),)), config
@@ -27,7 +26,7 @@ def test_a_value_that_is_the_default_is_the_run_without_it():
 
 
 def test_no_milestone_of_a_short_run_is_at_its_first_step():
-    config = runs.configuration("digits", "supervised")
+    config = variants.named_config("digits", "supervised")
     runs.set_epochs(config, 1)
     assert config.lr_milestones == (1, 1, 1)
 
@@ -96,7 +95,7 @@ def test_what_is_finished_or_diverged_is_not_made_again(out, monkeypatch):
 
 
 def test_a_configuration_may_evaluate_on_validation_images(monkeypatch, tmp_path):
-    config = runs.configuration("digits", "supervised")
+    config = variants.named_config("digits", "supervised")
     config.evaluate_on = "validation"
     monkeypatch.setattr(
         experiment,
@@ -109,7 +108,7 @@ def test_a_configuration_may_evaluate_on_validation_images(monkeypatch, tmp_path
 
 def test_a_damaged_account_of_a_divergence_is_named(copied):
     (copied / "diverged.json").write_bytes(b'"cmmd')
-    config = runs.configuration("digits", "supervised")
+    config = variants.named_config("digits", "supervised")
     with pytest.raises(ValueError, match=r"diverged\.json is damaged: "):
         runs._make(config, copied, None, keep=True)
 
@@ -175,13 +174,6 @@ def test_a_mistake_is_one_line(arguments, message, tmp_path, monkeypatch, capsys
     assert text.startswith("python -m kln_jax.analysis: error: ")
     assert re.search(message.format(out=tmp_path), text)
     assert not list(tmp_path.iterdir())
-
-
-def test_configurations_are_those_of_a_checkout(monkeypatch):
-    monkeypatch.setattr("sys.path", [])
-    monkeypatch.delitem(sys.modules, "configs", raising=False)
-    with pytest.raises(ValueError, match=r"'digits' must be .* here, \[\]\. Start "):
-        runs.configuration("digits", "supervised")
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "many"])

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from kln_jax.analysis import runs, tables
+from kln_jax.analysis import tables
 from kln_jax.analysis.suites import SUITES
+from kln_jax.training import variants
 
 NAMES = {f"table{i}" for i in range(1, 8)} | {"beta", "beta1", "beta2"}
 NAMES |= {"ablations", "semi_ablations"}
@@ -22,7 +23,7 @@ def test_each_method_has_a_configuration_for_each_data_set(name):
     for entry in suite.entries:
         for dataset in suite.datasets:
             if entry.variant:
-                config = runs.configuration(dataset, entry.variant)
+                config = variants.named_config(dataset, entry.variant)
                 assert all(key in config for key, _ in entry.changes)
 
 
@@ -67,7 +68,7 @@ def test_the_paper_has_this_number(suite, method, dataset, value):
 def test_the_methods_of_a_study_differ_from_each_other(name):
     seen = set()
     for entry in SUITES[name].entries:
-        config = runs.configuration("digits", entry.variant)
+        config = variants.named_config("digits", entry.variant)
         config.update(dict(entry.changes))
         seen.add(config.to_json_best_effort(sort_keys=True))
     assert len(seen) == len(SUITES[name].entries)
@@ -75,10 +76,10 @@ def test_the_methods_of_a_study_differ_from_each_other(name):
 
 def test_the_ablations_are_all_variants_of_a_configuration():
     with pytest.raises(ValueError, match="must be one of") as caught:
-        runs.configuration("digits", "?")
-    variants = set(re.findall(r"'(\w+)'", str(caught.value)))
+        variants.named_config("digits", "?")
+    found = set(re.findall(r"'(\w+)'", str(caught.value)))
     suites = SUITES["ablations"], SUITES["semi_ablations"]
-    assert {e.variant for suite in suites for e in suite.entries} == variants
+    assert {e.variant for suite in suites for e in suite.entries} == found
 
 
 def test_no_number_of_another_data_set_slips_in():

@@ -1,5 +1,9 @@
-"""Every key with its default, and the variants; the other files change some keys."""
+"""Named configurations: the defaults, the paper's variants, and the files by name."""
 
+from __future__ import annotations
+
+import importlib.util
+import pathlib
 from typing import Any
 
 import ml_collections
@@ -7,10 +11,53 @@ import ml_collections
 from kln_jax.training.configuration import FIELDS
 
 
-def get_config() -> ml_collections.ConfigDict:
-    """Returns the defaults; kln_jax/training/configuration.py declares the keys."""
+def default_config() -> ml_collections.ConfigDict:
+    """Returns every key with its default; the files in ``configs/`` change some."""
     config = ml_collections.ConfigDict({k: key.default for k, key in FIELDS.items()})
     return config.lock()  # A misspelt key is none.
+
+
+def files() -> dict[str, pathlib.Path]:
+    """Returns the files of the configurations that come with the package, by name."""
+    package = pathlib.Path(__file__).resolve().parents[1]
+    folder = package / "configs"  # Where a wheel puts configs/ of the repository.
+    if not folder.is_dir():
+        folder = package.parent / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.py"))}
+
+
+def find(name: str) -> pathlib.Path:
+    """Returns the file of a configuration that comes with the package.
+
+    Args:
+      name: Its name, such as ``"digits"``.
+
+    Raises:
+      ValueError: If there is none of this name.
+    """
+    found = files()
+    if name not in found:
+        raise ValueError(f"{name!r} must be one of the configurations {[*found]}.")
+    return found[name]
+
+
+def named_config(name: str, variant: str = "supervised") -> ml_collections.ConfigDict:
+    """Returns a configuration that comes with the package.
+
+    Args:
+      name: Its name, such as ``"digits"``.
+      variant: Its variant, such as ``"semi"``.
+
+    Raises:
+      ValueError: If there is no such configuration or variant.
+    """
+    spec = importlib.util.spec_from_file_location(f"configs.{name}", find(name))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config: ml_collections.ConfigDict = module.get_config(variant)
+    return config
 
 
 # What a variant changes: the paper's baselines and ablations.
