@@ -154,7 +154,7 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     try:
         remaining = flags.FLAGS(_config_first(argv))
     except (AttributeError, KeyError) as error:
-        _stop(_unknown_key(argv) or _last_line(error))
+        _stop(_unknown_key(error, argv) or _last_line(error))
     except (flags.Error, TypeError, ValueError, OSError) as error:
         # A wrong value, or a file that is missing or raises: the last line says why.
         _stop(_last_line(error))
@@ -172,11 +172,15 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     return remaining
 
 
-def _unknown_key(argv: Sequence[str]) -> str:
+def _unknown_key(error: AttributeError | KeyError, argv: Sequence[str]) -> str:
     """Returns what to say of a key that does not exist; "" if all do."""
     from kln_jax.training.configuration import check_names
 
-    keys = (re.match(r"--?(?:no)?config\.([^=]+)", argument) for argument in argv)
+    keys = [re.match(r"--?(?:no)?config\.([^=]+)", argument) for argument in argv]
+    # Of a key in the file ml_collections raises one that may hold a KeyError.
+    cause = error.args[0] if isinstance(error.args[0], KeyError) else error
+    if isinstance(cause, KeyError):
+        keys.append(re.match(r"""(?:Key "|')(\w+)["']""", str(cause.args[0])))
     try:
         check_names(key[1] for key in keys if key)
     except ValueError as unknown:
