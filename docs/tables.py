@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kln_jax.analysis import packed, protocol, records, runs
+from kln_jax.analysis import packed, records, runs, tables
 from kln_jax.analysis.records import Record
 from kln_jax.analysis.suites import CE, KLN, SUITES, Entry
 from kln_jax.training import variants
@@ -30,15 +30,14 @@ def _runs() -> list[Record]:
 
 def with_tables(page: str) -> str:
     """Returns the text of a page with its tables as the results are now."""
-    tables = {
+    writers = {
         "readme": _readme,
-        "comparisons": protocol.report,
         "digits": _digits,
         "cifar10": lambda found: _tried(found, "cifar10", "supervised"),
         "mnist_semi": lambda found: _tried(found, "mnist", "semi"),
     }
     return _BLOCK.sub(
-        lambda block: f"{block[1]}{tables[block[2]](_runs())}{block[3]}", page
+        lambda block: f"{block[1]}{writers[block[2]](_runs())}{block[3]}", page
     )
 
 
@@ -153,11 +152,7 @@ def _whole(found: Sequence[Record], entry: Entry) -> list[Record]:
 
 
 def _mean(errors: Iterable[float | None]) -> str:
-    known = [error for error in errors if error is not None]
-    if not known:
-        return "not measured"
-    spread = f" ± {np.std(known, ddof=1):.2f}" if len(known) > 1 else ""
-    return f"{np.mean(known):.2f}{spread}"
+    return tables.shown(tables.mean_and_spread(errors)) or "not measured"
 
 
 def _markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

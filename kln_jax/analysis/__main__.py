@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kln_jax import _cli
 from kln_jax.analysis import figures, learned, packed, page, protocol, report, runs
@@ -128,8 +128,7 @@ def _run(arguments: argparse.Namespace) -> None:
             allow_partial_data=arguments.allow_partial_data,
             interruption=stop,
         )
-        for line in lines:
-            print(line, flush=True)
+        _print_each(lines)
 
 
 def _compare(arguments: argparse.Namespace) -> None:
@@ -143,12 +142,15 @@ def _compare(arguments: argparse.Namespace) -> None:
             methods=arguments.methods,
             interruption=stop,
         )
-        for line in lines:
-            print(line, flush=True)
+        _print_each(lines)
 
 
 def _pack(arguments: argparse.Namespace) -> None:
-    for line in packed.pack(arguments.out, arguments.results):
+    _print_each(packed.pack(arguments.out, arguments.results))
+
+
+def _print_each(lines: Iterable[str]) -> None:
+    for line in lines:
         print(line, flush=True)
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from kln_jax.analysis import packed, records, runs
+from kln_jax.analysis import packed, records, runs, tables
 from kln_jax.analysis.records import Record
 from kln_jax.analysis.suites import CE, CGMMN, KLN, Entry, Suite
 from kln_jax.training import variants
@@ -233,7 +233,7 @@ def _section(setup: Setup, found: Sequence[Record]) -> str:
         "| less that of KLN |",
         "|:---|:---|---:|---:|---:|---:|",
     ]
-    of_kln: Mapping[int, float] = {}
+    of_kln: Mapping[int, float] = {}  # Stays so where KLN was not run.
     for method in METHODS:
         chosen = choose(setup, method, found)
         if chosen is None:
@@ -241,25 +241,19 @@ def _section(setup: Setup, found: Sequence[Record]) -> str:
         setting, error = chosen
         made = _runs_of(setup, _of(setup, setting), found)
         errors = {run.seed: run.error for run in made if run.error is not None}
-        of_kln = of_kln or errors
-        gap = None if errors is of_kln else difference(errors, of_kln)
+        if method is KLN:
+            of_kln = errors
+        gap = None if method is KLN else difference(errors, of_kln)
         cells = (
             method.name,
             _written(method, setting),
             f"{error:.2f}",
             str(len(errors)),
-            _mean(list(errors.values())),
+            tables.shown(tables.mean_and_spread(errors.values())) or "not measured",
             f"{gap.mean:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})" if gap else "",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _mean(errors: Sequence[float]) -> str:
-    if not errors:
-        return "not measured"
-    spread = f" ± {np.std(errors, ddof=1):.2f}" if len(errors) > 1 else ""
-    return f"{np.mean(errors):.2f}{spread}"
 
 
 def _written(method: Entry, setting: Entry) -> str:

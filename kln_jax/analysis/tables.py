@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -73,7 +73,7 @@ def rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, str]]:
     for name in dict.fromkeys((*suite.datasets, *others)):
         for entry in suite.entries:
             paper = suite.paper.get((entry.name, name), ())
-            known = {"data": name, "method": entry.name, "paper": _shown(paper)}
+            known = {"data": name, "method": entry.name, "paper": shown(paper)}
             row = dict.fromkeys(HEADER, "") | known
             groups = alike(matching(records, name, entry)) if entry.variant else []
             found += [
@@ -93,17 +93,17 @@ def _ours(
 ) -> dict[str, str]:
     """Returns the cells of some runs that differ by their seeds."""
     first, remarks = records[0], marks(records)
-    last = _statistics(records, quantity.last)
+    last = mean_and_spread(map(quantity.last, records))
     comparable = paper and last and not reductions(first)
     remarks += distinctions(records, groups)
     remarks += sorted({record.device for record in records} - {""})
     return {
-        "ours": _shown(last),
+        "ours": shown(last),
         # The sum makes no -0.00.
         "ours - paper": (
             f"{round(last[0] - paper[0], 2) + 0.0:+.2f}" if comparable else ""
         ),
-        "last ten epochs": _shown(_statistics(records, quantity.late)),
+        "last ten epochs": shown(mean_and_spread(map(quantity.late, records))),
         "runs": str(len(records)),
         "epochs": str(first.epochs),
         "remarks": "; ".join(remarks),
@@ -134,17 +134,20 @@ def marks(records: Sequence[Record]) -> list[str]:
     return found
 
 
-def _statistics(
-    records: Sequence[Record], of: Callable[[Record], float | None]
-) -> Value:
-    """Returns the mean, and the standard deviation if there are several values."""
-    values = [value for record in records if (value := of(record)) is not None]
-    if len(values) > 1:
-        return float(np.mean(values)), float(np.std(values, ddof=1))
-    return tuple(values)
+def mean_and_spread(values: Iterable[float | None]) -> Value:
+    """Returns the mean, and the standard deviation if there are several values.
+
+    Args:
+      values: Numbers; None for those that are not known.
+    """
+    known = [value for value in values if value is not None]
+    if len(known) > 1:
+        return float(np.mean(known)), float(np.std(known, ddof=1))
+    return tuple(known)
 
 
-def _shown(value: Value) -> str:
+def shown(value: Value) -> str:
+    """Writes what `mean_and_spread` returns, "" for no value."""
     return " ± ".join(f"{number:.2f}" for number in value)
 
 

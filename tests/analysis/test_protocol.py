@@ -98,6 +98,16 @@ def test_the_report_has_choices_errors_and_differences():
         "| 1.60 ± 0.10 | -0.60 (-0.85 to -0.35) |\n"
     )
     assert protocol.report(runs[-6:]) == ""
+    others = [run for run in runs if run.variant == "ce"]
+    assert protocol.report(others).splitlines()[-1].endswith("| 1.60 ± 0.10 |  |")
+
+
+def test_no_other_method_stands_in_for_kln():
+    other = METHODS[5]
+    runs = _tried(CE, [3.0, 1.0, 4.0, 2.0]) + _tested(CE, 1, [1.5, 1.6, 1.7])
+    runs += _tried(other, [3.0, 1.0, 4.0, 2.0]) + _tested(other, 1, [2.5, 2.6, 2.8])
+    rows = protocol.report(runs).splitlines()[-2:]
+    assert [row.split("|")[-2].strip() for row in rows] == ["", ""]
 
 
 def test_a_comparison_is_made_once(tmp_path, monkeypatch):
